@@ -52,10 +52,10 @@ const Version = 1
 
 // Feature bits of HANDSHAKE. A session has the features that both ends named.
 const (
-	FeaturePush      uint64 = 1 << iota // the client reads Revoke and Freed
-	FeaturePacked                       // the client reads packed batch lookups
-	FeatureChecksums                    // the client registers and verifies checksums
-	FeatureCompression                  // the peer reads frames with FlagCompressed
+	FeaturePush        uint64 = 1 << iota // the client reads Revoke and Freed
+	FeaturePacked                         // the client reads packed batch lookups
+	FeatureChecksums                      // the client registers and verifies checksums
+	FeatureCompression                    // the peer reads frames with FlagCompressed
 )
 
 // Limits of the protocol: every one bounds what a single peer can make the other hold.
@@ -167,6 +167,11 @@ type HandshakeRequest struct {
 	PIDNamespace  uint64 // "pid_ns": inode of /proc/self/ns/pid
 	PID           uint64 // "pid"
 	PIDStart      uint64 // "pid_start": start time of the process in clock ticks
+}
+
+// GoodbyeRequest is GOODBYE (0x37), which ends the session; the reply is a SuccessReply.
+type GoodbyeRequest struct {
+	Mutation
 }
 
 // OwnedRegion is a region that a resumed session still owns, with what lies there.

@@ -1,0 +1,352 @@
+package protocol
+
+import (
+	"encoding/binary"
+	"math"
+	"slices"
+)
+
+// AppendAs appends m as the payload of LOOKUP_KV, of Keys' first element alone, or of BATCH_LOOKUP_KV, as t says.
+func (m *LookupRequest) AppendAs(b []byte, t Type) []byte {
+	e := enc{b: b}
+	s := e.open()
+	e.oneOrKeys(m.Keys, t)
+	e.optUint("lease_ms", m.LeaseMS)
+	e.optBool("stop_at_miss", m.StopAtMiss)
+	e.optBool("packed", m.Packed)
+	e.optUints("release", m.Release)
+	e.close(s)
+	return e.b
+}
+
+// DecodeAs replaces m by what b, the payload of a message of type t, holds; keys alias b. Its error is a
+// *DecodeError.
+func (m *LookupRequest) DecodeAs(b []byte, t Type) error {
+	*m = LookupRequest{Keys: m.Keys[:0], Release: m.Release[:0]}
+	single, have := !t.Batch(), uint(0)
+	d := dec{b: b}
+	for n := d.top(); d.next(&n); {
+		switch name := d.name(); string(name) {
+		case "key", "keys":
+			have |= d.oneOrKeys(len(name) == len("key"), single, &m.Keys)
+		case "lease_ms":
+			m.LeaseMS = d.uint()
+		case "stop_at_miss":
+			m.StopAtMiss = d.bool()
+		case "packed":
+			m.Packed = d.bool()
+		case "release":
+			m.Release = d.uints(m.Release, MaxBatch)
+		default:
+			d.skip()
+		}
+	}
+	d.needKeys(have, single)
+	return d.end()
+}
+
+// oneOrKeys appends the keys of a message that has a batch: the first as "key", or all as "keys".
+func (e *enc) oneOrKeys(keys [][]byte, t Type) {
+	if t.Batch() {
+		e.keys("keys", keys)
+	} else if len(keys) > 0 {
+		e.key("key", keys[0])
+	}
+}
+
+// oneOrKeys reads the field "key", if one is set, or else "keys"; it skips the one that the message does not have.
+// It returns the bit of the required field.
+func (d *dec) oneOrKeys(one, single bool, keys *[][]byte) uint {
+	switch {
+	case one != single:
+		d.skip()
+		return 0
+	case one:
+		*keys = append((*keys)[:0], d.key())
+	default:
+		*keys = d.keys(*keys, MaxBatch)
+	}
+	return 1
+}
+
+func (d *dec) needKeys(have uint, single bool) {
+	if single {
+		d.need(have, "key")
+	} else {
+		d.need(have, "keys")
+	}
+}
+
+// AppendAs appends m as the payload of the reply to LOOKUP_KV, which has Results' first element, or to
+// BATCH_LOOKUP_KV in its unpacked form, as t, the request's type, says.
+func (m *LookupReply) AppendAs(b []byte, t Type) []byte {
+	e := enc{b: b}
+	s := e.open()
+	if t.Batch() {
+		e.array("entries", len(m.Results))
+		for i := range m.Results {
+			e.b = AppendLookupResult(e.b, &m.Results[i])
+		}
+	} else if len(m.Results) > 0 {
+		e.lookupResult(&m.Results[0])
+	} else {
+		e.bool("found", false)
+	}
+	e.fault(&m.Error)
+	e.close(s)
+	return e.b
+}
+
+// AppendPacked appends m as the payload of the reply to BATCH_LOOKUP_KV in its packed form.
+func (m *LookupReply) AppendPacked(b []byte) []byte {
+	e := enc{b: b}
+	s := e.open()
+	e.field("packed")
+	e.b = appendBinHead(e.b, len(m.Results)*PackedSize)
+	for i := range m.Results {
+		e.b = AppendPacked(e.b, &m.Results[i])
+	}
+	e.fault(&m.Error)
+	e.close(s)
+	return e.b
+}
+
+func (e *enc) lookupResult(r *LookupResult) {
+	e.bool("found", r.Found)
+	if !r.Found {
+		return
+	}
+	e.location(&r.Location)
+	e.optUint("lease", r.Lease)
+	e.optUint("lease_ms", r.LeaseMS)
+}
+
+// DecodeAs replaces m by what b, the payload of the reply to a request of type t, holds. It takes both forms of a
+// batch. Its error is a *DecodeError.
+func (m *LookupReply) DecodeAs(b []byte, t Type) error {
+	*m = LookupReply{Results: m.Results[:0]}
+	d := dec{b: b}
+	if t.Batch() {
+		m.decodeBatch(&d)
+	} else {
+		m.decodeSingle(&d)
+	}
+	return d.end()
+}
+
+func (m *LookupReply) decodeSingle(d *dec) {
+	m.Results = append(m.Results, LookupResult{})
+	have := d.lookupResult(&m.Results[0], &m.Error, d.top())
+	m.Error.settle()
+	if m.Code == CodeOK {
+		d.needResult(have, m.Results[0].Found)
+	}
+}
+
+func (m *LookupReply) decodeBatch(d *dec) {
+	have := uint(0)
+	for n := d.top(); d.next(&n); {
+		switch name := d.name(); string(name) {
+		case "entries":
+			m.Results = m.Results[:0]
+			for k := d.arrayHead(MaxBatch); d.next(&k); {
+				m.Results = append(m.Results, LookupResult{})
+				r := &m.Results[len(m.Results)-1]
+				d.needResult(d.lookupResult(r, nil, d.element()), r.Found)
+				d.inside("entries", len(m.Results)-1)
+			}
+			have |= 1
+		case "packed":
+			m.Results = d.packed(m.Results)
+			have |= 1
+		default:
+			d.fault(name, &m.Error)
+		}
+	}
+	d.needReply(&m.Error, have, "entries")
+}
+
+const (
+	haveFound = 1 << iota
+	haveHandle
+	haveKVOffset
+	haveKVLength
+)
+
+// lookupResult reads n fields of r and, if e is not nil, of e; it returns the bits of the required ones.
+func (d *dec) lookupResult(r *LookupResult, e *Error, n int) uint {
+	have := uint(0)
+	for d.next(&n) {
+		switch name := d.name(); string(name) {
+		case "found":
+			r.Found = d.bool()
+			have |= haveFound
+		case "handle":
+			d.handle(&r.Handle)
+			have |= haveHandle
+		case "kv_offset":
+			r.KVOffset = d.uint()
+			have |= haveKVOffset
+		case "kv_length":
+			r.KVLength = d.uint()
+			have |= haveKVLength
+		case "lease":
+			r.Lease = d.uint()
+		case "lease_ms":
+			r.LeaseMS = d.uint()
+		default:
+			if d.locationField(name, &r.Location) {
+				continue
+			}
+			if e == nil {
+				d.skip()
+			} else {
+				d.fault(name, e)
+			}
+		}
+	}
+	return have
+}
+
+func (d *dec) needResult(have uint, found bool) {
+	if !found && have&haveFound != 0 {
+		return
+	}
+	d.need(have, "found", "handle", "kv_offset", "kv_length")
+}
+
+// maxLookupResult is an upper bound of what AppendLookupResult appends: 14 names of 119 bytes with their heads, 13
+// ints of 9, a bool and 2 heads.
+const maxLookupResult = 256
+
+// AppendLookupResult appends r as a map, which is both the payload of LOOKUP_KV's reply and an element of
+// BATCH_LOOKUP_KV's "entries".
+func AppendLookupResult(b []byte, r *LookupResult) []byte {
+	if !r.Found {
+		return append(b, "\x81\xa5found\xc2"...)
+	}
+	e := enc{b: slices.Grow(b, maxLookupResult)}
+	s := e.open()
+	e.lookupResult(r)
+	e.close(s)
+	return e.b
+}
+
+// AppendLookupHead appends the head of the payload of BATCH_LOOKUP_KV's reply, up to the first of n results, each of
+// which the caller appends with AppendLookupResult. With them the payload is complete.
+func AppendLookupHead(b []byte, n int) []byte {
+	return appendArrayHead(append(b, "\x81\xa7entries"...), n)
+}
+
+// BeginLookup is AppendLookupHead for a number of results that is not known before, as with StopAtMiss; mark is for
+// EndLookup.
+func BeginLookup(b []byte) (_ []byte, mark int) {
+	b = append(b, "\x81\xa7entries\xdc\x00\x00"...)
+	return b, len(b)
+}
+
+// EndLookup completes the payload that BeginLookup began at mark, with n results, at most MaxBatch.
+func EndLookup(b []byte, mark, n int) []byte {
+	binary.BigEndian.PutUint16(b[mark-2:], uint16(n)) //nolint:gosec // at most MaxBatch
+	return b
+}
+
+// PackedSize is the size in bytes of a result in its packed form: eleven little-endian u64, in this order.
+//
+//	 0  bit 0: found; the upper 32 bits: lease_ms. A result that is not found is all zeros.
+//	 8  device id
+//	16  region id
+//	24  offset of the region in the device
+//	32  length of the region
+//	40  generation of the device
+//	48  epoch of the region
+//	56  kv_offset
+//	64  kv_length
+//	72  checksum
+//	80  lease
+//
+// A region's auth token and page size are left out: who needs them asks in the unpacked form.
+const PackedSize = 88
+
+const packedFound = 1
+
+// AppendPackedHead appends the head of the payload of a packed reply, up to the first of n results, each of which the
+// caller appends with AppendPacked. With them the payload is complete.
+func AppendPackedHead(b []byte, n int) []byte {
+	return appendBinHead(append(b, "\x81\xa6packed"...), n*PackedSize)
+}
+
+// BeginPacked is AppendPackedHead for a number of results that is not known before; mark is for EndPacked.
+func BeginPacked(b []byte) (_ []byte, mark int) {
+	b = append(b, "\x81\xa6packed\xc6\x00\x00\x00\x00"...)
+	return b, len(b)
+}
+
+// EndPacked completes the payload that BeginPacked began at mark.
+func EndPacked(b []byte, mark int) []byte {
+	binary.BigEndian.PutUint32(b[mark-4:], uint32(len(b)-mark)) //nolint:gosec // a frame is far smaller
+	return b
+}
+
+// AppendPacked appends r in its packed form.
+func AppendPacked(b []byte, r *LookupResult) []byte {
+	n := len(b)
+	b = slices.Grow(b, PackedSize)[:n+PackedSize]
+	p := b[n:]
+	if !r.Found {
+		clear(p)
+		return b
+	}
+	_ = p[PackedSize-1]
+	binary.LittleEndian.PutUint64(p[0:], packedFound|min(r.LeaseMS, math.MaxUint32)<<32)
+	binary.LittleEndian.PutUint64(p[8:], r.Device)
+	binary.LittleEndian.PutUint64(p[16:], r.RegionID)
+	binary.LittleEndian.PutUint64(p[24:], r.Offset)
+	binary.LittleEndian.PutUint64(p[32:], r.Length)
+	binary.LittleEndian.PutUint64(p[40:], r.Generation)
+	binary.LittleEndian.PutUint64(p[48:], r.Epoch)
+	binary.LittleEndian.PutUint64(p[56:], r.KVOffset)
+	binary.LittleEndian.PutUint64(p[64:], r.KVLength)
+	binary.LittleEndian.PutUint64(p[72:], r.Checksum)
+	binary.LittleEndian.PutUint64(p[80:], r.Lease)
+	return b
+}
+
+// packed reads the records of a packed reply.
+func (d *dec) packed(s []LookupResult) []LookupResult {
+	s = s[:0]
+	p := d.bytes(MaxBatch*PackedSize, CodeLimit)
+	if len(p)%PackedSize != 0 {
+		d.fail(CodeBadRequest, "%d bytes are no multiple of %d", len(p), PackedSize)
+		return s
+	}
+	s = slices.Grow(s, len(p)/PackedSize)
+	for ; len(p) >= PackedSize; p = p[PackedSize:] {
+		s = s[:len(s)+1]
+		readPacked(&s[len(s)-1], p)
+	}
+	return s
+}
+
+func readPacked(r *LookupResult, p []byte) {
+	_ = p[PackedSize-1]
+	head := binary.LittleEndian.Uint64(p[0:])
+	if head&packedFound == 0 {
+		*r = LookupResult{}
+		return
+	}
+	r.Found = true
+	r.LeaseMS = head >> 32
+	r.Device = binary.LittleEndian.Uint64(p[8:])
+	r.RegionID = binary.LittleEndian.Uint64(p[16:])
+	r.Offset = binary.LittleEndian.Uint64(p[24:])
+	r.Length = binary.LittleEndian.Uint64(p[32:])
+	r.AuthToken = 0
+	r.Generation = binary.LittleEndian.Uint64(p[40:])
+	r.Epoch = binary.LittleEndian.Uint64(p[48:])
+	r.PageSize = 0
+	r.KVOffset = binary.LittleEndian.Uint64(p[56:])
+	r.KVLength = binary.LittleEndian.Uint64(p[64:])
+	r.Checksum = binary.LittleEndian.Uint64(p[72:])
+	r.Lease = binary.LittleEndian.Uint64(p[80:])
+}
