@@ -46,8 +46,9 @@ type Info struct {
 	Index     uint32 // index of the block in the request that stored it
 	Context   uint32 // the context (model, adapter, tenant) it belongs to
 	// Parent is the entry of the block before it in its prefix, None when
-	// unknown or gone. The machine sets it only at registration and only to an
-	// entry that existed then, so that parents form a forest.
+	// unknown, gone, or of another partition. The machine links a block only
+	// when it is registered and only to an entry that existed then, so that
+	// parents form a forest.
 	Parent Slot
 	// Children counts the entries of the pool whose Parent this is, wherever
 	// they lie and whether pinned or not.
@@ -96,7 +97,7 @@ const (
 // of the calls made, of Info, and of nothing else. It is not safe for
 // concurrent use, except that Victims may run beside other readers.
 //
-// All methods but Victims, FlushState are O(1) amortised and allocate nothing
+// All methods but Victims and FlushState are O(1) amortised and allocate nothing
 // in the steady state.
 type Policy interface {
 	// Add takes in an entry that was registered or unpinned.
@@ -109,7 +110,8 @@ type Policy interface {
 	// Evict takes out an entry by the policy's own decision. Victims of one
 	// plan are evicted in the order in which Victims offered them; some may
 	// meanwhile have been removed or touched, and are then missing or evicted
-	// all the same.
+	// all the same. Entries that leave for another reason than their place in
+	// that order, as when a region is emptied whole, leave by Remove.
 	Evict(s Slot)
 	// Victims offers entries in the order in which they should leave at log
 	// time now (milliseconds), each at most once, until yield answers Stop. It
@@ -128,8 +130,9 @@ type Policy interface {
 	// was. It is called after every RestoreState, once per entry, by ascending
 	// Order.Stamp.
 	Restore(s Slot)
-	// RestoreState takes back one page that FlushState wrote. An error means
-	// that the page is not this policy's.
+	// RestoreState takes back one page that FlushState wrote, by ascending
+	// number and before the first Restore. An error means that the page is not
+	// this policy's.
 	RestoreState(page uint32, data []byte) error
 	// FlushState hands out the pages of state, beyond Order, that changed
 	// since the last call, or with all every page. put owns data only during

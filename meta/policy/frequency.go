@@ -1,0 +1,72 @@
+package policy
+
+func init() {
+	Register("lfu", func(_ Config, t Table) (Policy, error) {
+		return &frequency{t: t, b: newBuckets(t, frequencyBits)}, nil
+	})
+	Register("length-aware", func(_ Config, t Table) (Policy, error) {
+		return &frequency{t: t, b: newBuckets(t, frequencyBits+indexBits), byIndex: true}, nil
+	})
+}
+
+const (
+	// frequencyBits is the width of the use counter. It saturates: entries of
+	// 4,095 uses and more differ by recency alone, which bounds the number of
+	// queues and tells hot from cold well enough.
+	frequencyBits = 12
+	maxFrequency  = 1<<frequencyBits - 1
+	// indexBits is the width of the block index that breaks ties: 65,535
+	// blocks of 16 tokens are a request of a million tokens. Later blocks
+	// count as the last.
+	indexBits = 16
+	maxIndex  = 1<<indexBits - 1
+)
+
+// frequency evicts the entry used least often since it was registered, its
+// registration being the first use. Counters never age (plain LFU).
+//
+// Ties go to the entry used longest ago ("lfu"), or to the block latest in its
+// request and only then to the one used longest ago ("length-aware": a late
+// block is shared by fewer requests, and is useless without those before it).
+// Order.Aux is the counter.
+type frequency struct {
+	Stateless
+
+	t       Table
+	b       buckets
+	byIndex bool
+}
+
+func (p *frequency) key(s Slot, uses uint32) uint64 {
+	if !p.byIndex {
+		return uint64(uses)
+	}
+	return uint64(uses)<<indexBits | uint64(maxIndex-min(p.t.Info(s).Index, maxIndex))
+}
+
+func (p *frequency) push(s Slot, uses uint32) {
+	p.t.SetOrder(s, Order{Stamp: p.t.NextStamp(), Aux: uses})
+	p.b.pushHot(p.key(s, uses), s)
+}
+
+// Add counts a first use, or goes on with the count of an entry that was
+// pinned for a while.
+func (p *frequency) Add(s Slot) {
+	p.push(s, max(1, p.t.Order(s).Aux))
+}
+
+func (p *frequency) Touch(s Slot, n uint32) {
+	uses := p.t.Order(s).Aux
+	p.b.remove(p.key(s, uses), s)
+	p.push(s, uses+min(n, maxFrequency-uses))
+}
+
+func (p *frequency) Remove(s Slot) { p.b.remove(p.key(s, p.t.Order(s).Aux), s) }
+
+func (p *frequency) Evict(s Slot) { p.Remove(s) }
+
+func (p *frequency) Victims(_ uint64, yield func(Slot) Verdict) { p.b.victims(yield) }
+
+func (p *frequency) Restore(s Slot) { p.b.pushHot(p.key(s, p.t.Order(s).Aux), s) }
+
+func (p *frequency) Len() int { return p.b.n }
