@@ -80,6 +80,9 @@ func (d *dec) needKeys(have uint, single bool) {
 // AppendAs appends m as the payload of the reply to LOOKUP_KV, which has Results' first element, or to
 // BATCH_LOOKUP_KV in its unpacked form, as t, the request's type, says.
 func (m *LookupReply) AppendAs(b []byte, t Type) []byte {
+	if !t.Batch() && len(m.Results) > 0 && m.Code == CodeOK && m.Message == "" {
+		return AppendLookupResult(b, &m.Results[0])
+	}
 	e := enc{b: b}
 	s := e.open()
 	if t.Batch() {
@@ -175,6 +178,11 @@ const (
 
 // lookupResult reads n fields of r and, if e is not nil, of e; it returns the bits of the required ones.
 func (d *dec) lookupResult(r *LookupResult, e *Error, n int) uint {
+	have, n := d.quickResult(r, n)
+	return have | d.lookupFields(r, e, n)
+}
+
+func (d *dec) lookupFields(r *LookupResult, e *Error, n int) uint {
 	have := uint(0)
 	for d.next(&n) {
 		switch name := d.name(); string(name) {
@@ -215,21 +223,50 @@ func (d *dec) needResult(have uint, found bool) {
 	d.need(have, "found", "handle", "kv_offset", "kv_length")
 }
 
-// maxLookupResult is an upper bound of what AppendLookupResult appends: 14 names of 119 bytes with their heads, 13
-// ints of 9, a bool and 2 heads.
-const maxLookupResult = 256
-
 // AppendLookupResult appends r as a map, which is both the payload of LOOKUP_KV's reply and an element of
-// BATCH_LOOKUP_KV's "entries".
+// BATCH_LOOKUP_KV's "entries". It writes out what enc.lookupResult does, at half the time.
 func AppendLookupResult(b []byte, r *LookupResult) []byte {
 	if !r.Found {
 		return append(b, "\x81\xa5found\xc2"...)
 	}
-	e := enc{b: slices.Grow(b, maxLookupResult)}
-	s := e.open()
-	e.lookupResult(r)
-	e.close(s)
-	return e.b
+	head := len(b)
+	b = appendUint(append(b, "\x84\xa5found\xc3\xa6handle\x84\xa9region_id"...), r.RegionID)
+	b = appendUint(append(b, "\xa6offset"...), r.Offset)
+	b = appendUint(append(b, "\xa6length"...), r.Length)
+	b = appendUint(append(b, "\xaaauth_token"...), r.AuthToken)
+	b = appendUint(append(b, "\xa9kv_offset"...), r.KVOffset)
+	b = appendUint(append(b, "\xa9kv_length"...), r.KVLength)
+	options := byte(0)
+	if r.Device != 0 {
+		b = appendUint(append(b, "\xa6device"...), r.Device)
+		options++
+	}
+	if r.Generation != 0 {
+		b = appendUint(append(b, "\xaageneration"...), r.Generation)
+		options++
+	}
+	if r.Epoch != 0 {
+		b = appendUint(append(b, "\xa5epoch"...), r.Epoch)
+		options++
+	}
+	if r.PageSize != 0 {
+		b = appendUint(append(b, "\xa9page_size"...), r.PageSize)
+		options++
+	}
+	if r.Checksum != 0 {
+		b = appendUint(append(b, "\xa8checksum"...), r.Checksum)
+		options++
+	}
+	if r.Lease != 0 {
+		b = appendUint(append(b, "\xa5lease"...), r.Lease)
+		options++
+	}
+	if r.LeaseMS != 0 {
+		b = appendUint(append(b, "\xa8lease_ms"...), r.LeaseMS)
+		options++
+	}
+	b[head] += options
+	return b
 }
 
 // AppendLookupHead appends the head of the payload of BATCH_LOOKUP_KV's reply, up to the first of n results, each of

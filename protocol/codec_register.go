@@ -101,8 +101,8 @@ func (d *dec) registerEntries(s []RegisterEntry) []RegisterEntry {
 	for n := d.arrayHead(MaxBatch); d.next(&n); {
 		s = append(s, RegisterEntry{})
 		v := &s[len(s)-1]
-		have := uint(0)
-		for fields := d.element(); d.next(&fields); {
+		have, fields := d.quickEntry(v, d.element())
+		for d.next(&fields) {
 			have |= d.registerField(d.name(), v)
 		}
 		d.needEntry(have, v)
@@ -111,9 +111,17 @@ func (d *dec) registerEntries(s []RegisterEntry) []RegisterEntry {
 	return s
 }
 
+const (
+	haveKey = 1 << iota
+	haveRegion
+	haveEntryOffset
+	haveEntryLength
+	haveEntry = haveKey | haveRegion | haveEntryOffset | haveEntryLength
+)
+
 func (d *dec) needEntry(have uint, v *RegisterEntry) {
 	if v.Touch {
-		have |= 2 | 4 | 8
+		have |= haveRegion | haveEntryOffset | haveEntryLength
 	}
 	d.need(have, "key", "region_id", "kv_offset", "kv_length")
 }
@@ -123,16 +131,16 @@ func (d *dec) registerField(name []byte, v *RegisterEntry) uint {
 	switch string(name) {
 	case "key":
 		v.Key = d.key()
-		return 1
+		return haveKey
 	case "region_id":
 		v.RegionID = d.uint()
-		return 2
+		return haveRegion
 	case "kv_offset":
 		v.KVOffset = d.uint()
-		return 4
+		return haveEntryOffset
 	case "kv_length":
 		v.KVLength = d.uint()
-		return 8
+		return haveEntryLength
 	case "epoch":
 		v.Epoch = d.uint()
 	case "checksum":
