@@ -1,0 +1,130 @@
+package meta
+
+import "larder/protocol"
+
+// applyAlloc carries out a plan, checking that what it names is still there. If it is not, the answer is CodePending,
+// which is not remembered: the leader plans again under the same seq.
+func (m *Machine) applyAlloc(s *session, c *Alloc, out *Results) {
+	if s == nil || !s.open {
+		out.fail(protocol.CodeSessionExpired)
+		return
+	}
+	for _, slot := range c.Touched {
+		if m.table.live(slot) {
+			m.touch(slot, 1)
+		}
+	}
+	out.code(0)
+	out.buf = append(out.buf, c.Phase)
+	mark := len(out.buf)
+	switch {
+	case len(c.Victims) > 0:
+		m.allocEvict(s, c, out)
+	case c.Region != 0:
+		m.allocRegion(s, c, out)
+	default:
+		m.allocExtent(s, c, out)
+	}
+	if !out.failed() {
+		out.buf = m.insertHead(out.buf, mark, s, c)
+		m.stats.Allocs[min(c.Phase, 3)]++
+	}
+}
+
+// insertHead puts what is known only afterwards in front of the body that starts at mark.
+func (m *Machine) insertHead(b []byte, mark int, s *session, c *Alloc) []byte {
+	m.scratch = append(m.scratch[:0], b[mark:]...)
+	d := Results{buf: b[:mark]}
+	d.uvarint(s.occupiedPages())
+	d.uvarint(uint64(c.Keys))
+	d.bytes(c.Found)
+	return append(d.buf, m.scratch...)
+}
+
+// occupiedPages counts the pages of a session's regions that hold entries, by the entries' lengths.
+func (s *session) occupiedPages() uint64 {
+	n := uint64(0)
+	for _, r := range s.regions {
+		n += (r.liveBytes + r.pageSize - 1) / r.pageSize
+	}
+	return n
+}
+
+// allocEvict evicts exact victims from the session's own regions.
+func (m *Machine) allocEvict(s *session, c *Alloc, out *Results) {
+	out.bool(false)
+	good := c.Victims[:0]
+	for _, v := range c.Victims {
+		if m.table.live(v.Slot) {
+			x := m.table.at(v.Slot)
+			if x.birth == v.Birth && x.pins == 0 && m.regions[x.region].owner == s {
+				good = append(good, v)
+			}
+		}
+	}
+	if len(good) == 0 {
+		out.fail(protocol.CodePending)
+		return
+	}
+	out.uvarint(uint64(len(good)))
+	for _, v := range good {
+		p := m.page(v.Slot, false)
+		out.buf = p.appendTo(out.buf)
+		m.evict(v.Slot)
+	}
+	m.stats.Evictions[1] += uint64(len(good))
+}
+
+// allocRegion hands a whole region over: an own one emptied, or one that nobody writes to any more.
+func (m *Machine) allocRegion(s *session, c *Alloc, out *Results) {
+	r := m.regions[c.Region]
+	own := r != nil && r.owner == s && r.state == RegionOwned
+	if r == nil || r.pinned > 0 || c.PageSize == 0 || r.length < c.PageSize || r.length/c.PageSize > MaxRegionPages ||
+		!own && r.state != RegionDeparted && r.state != RegionDraining ||
+		r.state == RegionDraining && r.markedFor != 0 && r.markedFor != s.id && m.sessionOpen(r.markedFor) ||
+		!own && m.overLimit(s, c) {
+		out.fail(protocol.CodePending)
+		return
+	}
+	m.stats.Evictions[min(c.Phase, 3)] += uint64(min(int(r.live), MaxDropPerCommand)) //nolint:gosec // not negative
+	m.empty(r, MaxDropPerCommand, ReasonTaken)
+	if r.live > 0 {
+		out.fail(protocol.CodePending)
+		return
+	}
+	m.give(r, c.PageSize, s)
+	m.regionResult(r, out)
+}
+
+func (m *Machine) sessionOpen(id SessionID) bool {
+	s := m.sessions[id]
+	return s != nil && s.open
+}
+
+func (m *Machine) overLimit(s *session, c *Alloc) bool {
+	return c.MaxOwned > 0 && uint64(len(s.regions)) >= c.MaxOwned || len(m.regions) >= MaxRegions
+}
+
+// allocExtent cuts a new region from free space.
+func (m *Machine) allocExtent(s *session, c *Alloc, out *Results) {
+	d := m.devices[c.Device]
+	if d == nil || d.removing || c.PageSize == 0 || c.Size < c.PageSize || c.Size/c.PageSize > MaxRegionPages ||
+		c.Size%d.Align != 0 || m.overLimit(s, c) {
+		out.fail(protocol.CodePending)
+		return
+	}
+	r := m.newRegion(d, c.Size, c.PageSize, s)
+	if r == nil {
+		out.fail(protocol.CodePending)
+		return
+	}
+	m.regionResult(r, out)
+}
+
+func (m *Machine) regionResult(r *region, out *Results) {
+	var l Location
+	r.locate(&l)
+	out.bool(true)
+	out.buf = l.appendTo(out.buf)
+	out.uvarint(0) // no evicted pages
+}

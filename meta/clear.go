@@ -1,0 +1,213 @@
+package meta
+
+import (
+	"bytes"
+	"slices"
+
+	"larder/protocol"
+)
+
+// clearMark kills the entries of a tenant whose keys have a prefix and that were born up to a point.
+type clearMark struct {
+	tenant string
+	prefix []byte
+	born   uint64
+}
+
+// alive reports whether an entry may be served: it was not cleared, its bytes were not lost, its region not taken, its
+// time is not over.
+func (m *Machine) alive(x *entry) bool {
+	r := m.regions[x.region]
+	return r.generation == r.device.Generation && r.state <= RegionDeparted &&
+		x.birth > m.head.clearedAll && x.birth > m.contexts[x.ctx].cleared &&
+		(x.expires == 0 || x.expires > m.head.now) && (len(m.head.marks) == 0 || !m.marked(x))
+}
+
+func (m *Machine) marked(x *entry) bool {
+	for i := range m.head.marks {
+		c := &m.head.marks[i]
+		if x.birth <= c.born && m.contexts[x.ctx].tenant.name == c.tenant && bytes.HasPrefix(m.table.key(x), c.prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// whyDead says why an entry that is not alive died.
+func (m *Machine) whyDead(x *entry) Reason {
+	r := m.regions[x.region]
+	switch {
+	case r.generation != r.device.Generation:
+		return ReasonLost
+	case r.state > RegionDeparted:
+		return ReasonTaken
+	case x.expires != 0 && x.expires <= m.head.now:
+		return ReasonExpired
+	default:
+		return ReasonCleared
+	}
+}
+
+// applyClear marks what it names as dead; sweeps remove it. Its cost does not depend on how much that is.
+func (m *Machine) applyClear(s *session, c *Clear, out *Results) {
+	// Without a session it is an operator's, and reaches all tenants where it names none.
+	tenantName := ""
+	if s != nil {
+		tenantName = s.tenant.name
+	}
+	switch {
+	case c.All && s == nil:
+		m.head.clearedAll = m.head.births
+	case c.All:
+		m.clearContexts(&Context{Tenant: tenantName})
+	case c.Context != nil:
+		want := *c.Context
+		if s != nil {
+			want.Tenant = tenantName
+		}
+		m.clearContexts(&want)
+	case len(c.Prefix) > 0 && len(c.Prefix) <= protocol.MaxKeyBytes:
+		if tenantName == "" {
+			tenantName = DefaultTenant
+		}
+		if len(m.head.marks) >= MaxClearMarks {
+			out.fail(protocol.CodeBusy)
+			return
+		}
+		m.head.marks = append(m.head.marks, clearMark{tenantName, clone(c.Prefix), m.head.births})
+	default:
+		out.fail(protocol.CodeBadRequest)
+		return
+	}
+	m.startSweep()
+	out.code(0)
+}
+
+// clearContexts kills what lies in the contexts that match want, whose empty fields match everything.
+func (m *Machine) clearContexts(want *Context) {
+	for _, c := range m.sortedContexts() {
+		if want.matches(&c.Context) {
+			c.cleared = m.head.births
+			m.changed(c)
+		}
+	}
+}
+
+func (c *Context) matches(x *Context) bool {
+	return (c.Tenant == "" || c.Tenant == x.Tenant) && (c.Model == "" || c.Model == x.Model) &&
+		(c.LoRA == "" || c.LoRA == x.LoRA) && (c.Salt == "" || c.Salt == x.Salt) &&
+		(c.BlockSize == 0 || c.BlockSize == x.BlockSize) && (c.Seed == 0 || c.Seed == x.Seed)
+}
+
+// startSweep has every slot looked at once from here on.
+func (m *Machine) startSweep() { m.head.sweepLeft = uint64(m.table.end) }
+
+// SweepPending returns how many slots are still to be looked at.
+func (m *Machine) SweepPending() uint64 { return m.head.sweepLeft }
+
+func (m *Machine) applySweep(c *Sweep, out *Results) {
+	dropped := uint64(0)
+	for range c.Limit {
+		if m.head.sweepLeft == 0 || dropped >= MaxDropPerCommand {
+			break
+		}
+		m.head.sweepLeft--
+		if m.head.sweepAt >= uint64(m.table.end) {
+			m.head.sweepAt = 0
+		}
+		slot := Slot(m.head.sweepAt) //nolint:gosec // below table.end
+		m.head.sweepAt++
+		if m.table.live(slot) && !m.alive(m.table.at(slot)) {
+			r := m.regions[m.table.at(slot).region]
+			m.drop(slot, m.whyDead(m.table.at(slot)), true)
+			dropped++
+			if r.live == 0 && (r.state == RegionDeparted || r.state == RegionDraining) {
+				m.drain(r)
+			}
+		}
+	}
+	if m.head.sweepLeft == 0 {
+		m.head.marks = nil
+	}
+	out.code(0)
+	out.uvarint(dropped)
+	out.uvarint(m.head.sweepLeft)
+}
+
+// applyIncarnation makes everything that was known before unusable: the metadata may be older than the bytes. Sessions
+// end, regions wait for their fence, entries are dropped.
+func (m *Machine) applyIncarnation(c *NewIncarnation, out *Results) {
+	if c.Incarnation <= m.head.incarnation {
+		out.code(0)
+		return
+	}
+	m.head.incarnation = c.Incarnation
+	m.head.clearedAll = m.head.births
+	for _, s := range m.sortedSessions() {
+		m.closeSession(s)
+	}
+	for _, r := range m.sortedRegions() {
+		m.head.epochs++
+		r.epoch = m.head.epochs
+		m.changed(r)
+	}
+	m.startSweep()
+	out.code(0)
+}
+
+// ListKeys calls fn with the live entries of a tenant ("" = all) whose keys have a prefix, from cursor on, at most
+// limit, and returns the cursor for the next page, 0 at the end. A call looks at a bounded number of slots, so a page
+// may be short, or empty, and yet not the last.
+func (m *Machine) ListKeys(tenantName string, prefix []byte, cursor uint64, limit int, fn func(s Slot)) uint64 {
+	const maxLooked = 1 << 18
+	end := min(uint64(m.table.end), cursor+maxLooked)
+	for ; cursor < end && limit > 0; cursor++ {
+		s := Slot(cursor) //nolint:gosec // below table.end
+		if !m.table.live(s) {
+			continue
+		}
+		x := m.table.at(s)
+		if bytes.HasPrefix(m.table.key(x), prefix) && m.alive(x) &&
+			(tenantName == "" || m.contexts[x.ctx].tenant.name == tenantName) {
+			fn(s)
+			limit--
+		}
+	}
+	if cursor >= uint64(m.table.end) {
+		return 0
+	}
+	return cursor
+}
+
+func (m *Machine) sortedContexts() []*contextRecord {
+	return sortedValues(m.contexts, func(c *contextRecord) uint64 { return uint64(c.id) })
+}
+
+func (m *Machine) sortedSessions() []*session {
+	return sortedValues(m.sessions, func(s *session) uint64 { return uint64(s.id) })
+}
+
+// sortedRegions returns the regions by id. Callers must not add or remove any while they go through it.
+func (m *Machine) sortedRegions() []*region { return m.regionList }
+
+func (m *Machine) sortedDevices() []*device {
+	return sortedValues(m.devices, func(d *device) uint64 { return uint64(d.id) })
+}
+
+// sortedValues returns a map's values in the order of their ids: the order of a map must never reach the state.
+func sortedValues[K comparable, V any](in map[K]V, id func(V) uint64) []V {
+	out := make([]V, 0, len(in))
+	for _, v := range in {
+		out = append(out, v)
+	}
+	slices.SortFunc(out, func(a, b V) int {
+		switch x, y := id(a), id(b); {
+		case x < y:
+			return -1
+		case x > y:
+			return 1
+		}
+		return 0
+	})
+	return out
+}

@@ -1,0 +1,473 @@
+package meta
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"larder/meta/policy"
+)
+
+// Store is where the state is kept between restarts.
+type Store interface {
+	// Scan calls fn with every record whose key has the prefix, in ascending order. key and value are valid during the
+	// call only. It stops at the first error.
+	Scan(prefix []byte, fn func(key, value []byte) error) error
+}
+
+// Batch takes the records of a flush, which have to reach the store all together.
+type Batch interface {
+	// Set writes a record. It does not keep key and value.
+	Set(key, value []byte)
+	// Delete removes a record, if it is there.
+	Delete(key []byte)
+}
+
+// First bytes of record keys. The numbers are for ever.
+const (
+	recHead     = 'A'
+	recSettings = 'B'
+	recContext  = 'C'
+	recDevice   = 'D'
+	recEntry    = 'E'
+	recAnswer   = 'N'
+	recOrder    = 'O'
+	recPin      = 'P'
+	recPolicy   = 'L'
+	recRegion   = 'R'
+	recSession  = 'S'
+)
+
+// stateFormat is the first byte of the head record, raised when the layout of records changes.
+const stateFormat = 1
+
+// dirtySlots are the entries whose records, or whose places in their policy, have changed since the last flush.
+type dirtySlots struct {
+	entries, orders      []Slot
+	entryBits, orderBits []uint64
+}
+
+func setBit(bits []uint64, s Slot) ([]uint64, bool) {
+	for int(s/64) >= len(bits) {
+		bits = append(bits, 0)
+	}
+	was := bits[s/64]&(1<<(s%64)) != 0
+	bits[s/64] |= 1 << (s % 64)
+	return bits, !was
+}
+
+func (m *Machine) markEntry(s Slot) {
+	var fresh bool
+	if m.dirty.entryBits, fresh = setBit(m.dirty.entryBits, s); fresh {
+		m.dirty.entries = append(m.dirty.entries, s)
+	}
+}
+
+func (m *Machine) markOrder(s Slot) {
+	if m.loading {
+		return
+	}
+	var fresh bool
+	if m.dirty.orderBits, fresh = setBit(m.dirty.orderBits, s); fresh {
+		m.dirty.orders = append(m.dirty.orders, s)
+	}
+}
+
+// DirtyLen returns how many records the next flush writes, about.
+func (m *Machine) DirtyLen() int {
+	return len(m.dirty.entries) + len(m.dirty.orders) + len(m.stale) + len(m.pending)
+}
+
+// Flush puts everything that has changed since the last flush into b, with the applied index, which it returns. It
+// must not run beside anything else of the machine; what happens to b afterwards may. If b does not reach the store,
+// the process has to stop: the machine takes it as written.
+func (m *Machine) Flush(b Batch) uint64 {
+	m.refresh()
+	var key, value []byte
+	for _, r := range m.pending {
+		key = r.appendKey(key[:0])
+		if o := r.obj(); o.dead {
+			b.Delete(key)
+		} else {
+			value = r.appendValue(value[:0])
+			b.Set(key, value)
+		}
+		r.obj().pending = false
+	}
+	clear(m.pending)
+	m.pending = m.pending[:0]
+	for _, k := range m.deletions {
+		b.Delete(k)
+	}
+	m.deletions = nil
+	for _, s := range m.dirty.entries {
+		m.dirty.entryBits[s/64] &^= 1 << (s % 64)
+		key = binary.BigEndian.AppendUint32(append(key[:0], recEntry), s)
+		if !m.table.live(s) {
+			b.Delete(key)
+			continue
+		}
+		value = m.appendEntry(value[:0], m.table.at(s))
+		b.Set(key, value)
+		if int(s/64) < len(m.dirty.orderBits) {
+			m.dirty.orderBits[s/64] &^= 1 << (s % 64) // the record has it
+		}
+	}
+	for _, s := range m.dirty.orders {
+		if m.dirty.orderBits[s/64]&(1<<(s%64)) == 0 {
+			continue
+		}
+		m.dirty.orderBits[s/64] &^= 1 << (s % 64)
+		if m.table.live(s) {
+			x := m.table.at(s)
+			key = binary.BigEndian.AppendUint32(append(key[:0], recOrder), s)
+			value = binary.AppendUvarint(binary.AppendUvarint(value[:0], m.head.applied), x.birth)
+			b.Set(key, appendOrder(value, x.order()))
+		}
+	}
+	m.dirty.entries, m.dirty.orders = m.dirty.entries[:0], m.dirty.orders[:0]
+	m.flushPolicies(b)
+	b.Set([]byte{recHead}, m.head.appendTo(value[:0]))
+	return m.head.applied
+}
+
+func (m *Machine) flushPolicies(b Batch) {
+	var key []byte
+	for _, s := range m.sortedSessions() {
+		for _, p := range s.parts {
+			p.pol.FlushState(false, func(page uint32, data []byte) {
+				key = p.appendKey(key[:0], page)
+				if len(data) == 0 {
+					b.Delete(key)
+				} else {
+					b.Set(key, data)
+				}
+			})
+		}
+	}
+}
+
+func appendOrder(b []byte, o policy.Order) []byte {
+	b = binary.AppendVarint(b, o.Stamp)
+	return append(binary.AppendUvarint(b, uint64(o.Aux)), o.List)
+}
+
+func decodeOrder(d *decoder, x *entry) {
+	x.stamp, x.aux, x.list = d.varint(), uint32(d.uvarint()), d.byte() //nolint:gosec // written as 32 bits
+}
+
+func (m *Machine) appendEntry(b []byte, x *entry) []byte {
+	b = binary.AppendUvarint(b, m.head.applied)
+	b = appendBytes(b, m.table.key(x))
+	for _, v := range [...]uint64{
+		x.birth, x.offset, uint64(x.length), uint64(x.region), uint64(x.ctx), x.expires, x.added,
+	} {
+		b = binary.AppendUvarint(b, v)
+	}
+	b = appendU64(b, x.checksum)
+	b = append(b, x.flags&flagPrefix)
+	if x.flags&flagPrefix != 0 {
+		b = appendU64(b, x.hash)
+		b = binary.AppendUvarint(binary.AppendUvarint(b, uint64(x.index)), uint64(x.group))
+		b = binary.AppendUvarint(b, uint64(x.parent))
+	}
+	return appendOrder(b, x.order())
+}
+
+func (h *head) appendTo(b []byte) []byte {
+	b = append(b, stateFormat)
+	for _, v := range [...]uint64{
+		h.applied, h.now, h.births, h.epochs, uint64(h.hot), uint64(-h.cold), uint64(h.nextSession), uint64(h.nextRegion), //nolint:gosec // hot >= 0 >= cold
+		uint64(h.nextDevice), uint64(h.nextContext), h.nextPin, h.incarnation, h.clearedAll, h.sweepLeft, h.sweepAt,
+		uint64(len(h.marks)),
+	} {
+		b = binary.AppendUvarint(b, v)
+	}
+	for _, c := range h.marks {
+		b = binary.AppendUvarint(appendBytes(appendBytes(b, c.tenant), c.prefix), c.born)
+	}
+	return b
+}
+
+func (h *head) decode(d *decoder) error {
+	if v := d.byte(); v != stateFormat {
+		return fmt.Errorf("meta: the stored state has format %d, this binary reads %d: run a newer one", v, stateFormat)
+	}
+	h.applied, h.now, h.births, h.epochs = d.uvarint(), d.uvarint(), d.uvarint(), d.uvarint()
+	h.hot, h.cold = int64(d.uvarint()), -int64(d.uvarint()) //nolint:gosec // written from int64
+	h.nextSession, h.nextRegion = SessionID(d.uvarint()), RegionID(d.uvarint())
+	h.nextDevice, h.nextContext = DeviceID(d.uvarint()), ContextID(d.uvarint())
+	h.nextPin, h.incarnation, h.clearedAll, h.sweepLeft = d.uvarint(), d.uvarint(), d.uvarint(), d.uvarint()
+	h.sweepAt = d.uvarint()
+	for n := d.count(3); n > 0; n-- {
+		h.marks = append(h.marks, clearMark{d.string(), clone(d.bytes()), d.uvarint()})
+	}
+	return d.end()
+}
+
+// settingsRecord is the record of the settings.
+type settingsRecord struct {
+	object
+	m *Machine
+}
+
+func (r *settingsRecord) appendKey(b []byte) []byte   { return append(b, recSettings) }
+func (r *settingsRecord) appendValue(b []byte) []byte { return r.m.settings.appendTo(b) }
+func (r *settingsRecord) load(_, value *decoder)      { r.m.settings.decode(value) }
+
+// Open rebuilds a machine from a store. An empty store gives a new pool with DefaultSettings.
+func Open(store Store) (*Machine, error) {
+	m := newMachine()
+	m.loading = true
+	fresh := true
+	if err := store.Scan([]byte{recHead}, func(_, value []byte) error {
+		fresh = false
+		return m.head.decode(&decoder{b: value})
+	}); err != nil {
+		return nil, err
+	}
+	if err := m.loadObjects(store); err != nil {
+		return nil, err
+	}
+	if err := m.loadEntries(store); err != nil {
+		return nil, err
+	}
+	if err := m.loadPins(store); err != nil {
+		return nil, err
+	}
+	if err := m.restorePolicies(store); err != nil {
+		return nil, err
+	}
+	m.loading = false
+	m.sumEntries()
+	if fresh {
+		m.changed(&m.set)
+	}
+	if _, ok := m.tenantOf(DefaultTenant); !ok {
+		return nil, fmt.Errorf("meta: %w: no room for the default tenant", ErrCorrupt)
+	}
+	return m, nil
+}
+
+// scan reads all records of a kind into new objects.
+func scan[T record](m *Machine, store Store, kind byte, fresh func() T, use func(T) error) error {
+	return store.Scan([]byte{kind}, func(k, v []byte) error {
+		r := fresh()
+		key, value := decoder{b: k[1:]}, decoder{b: v}
+		r.load(&key, &value)
+		if key.end() != nil || value.end() != nil {
+			return fmt.Errorf("record %q: %w", k, ErrCorrupt)
+		}
+		if err := use(r); err != nil {
+			return fmt.Errorf("record %q: %w", k, err)
+		}
+		o := r.obj()
+		o.sum = m.recordSum(r)
+		m.objectSum += o.sum
+		return nil
+	})
+}
+
+func (m *Machine) loadObjects(store Store) error {
+	if err := scan(m, store, recSettings, func() *settingsRecord { return &m.set }, func(*settingsRecord) error {
+		if !policy.Known(m.settings.Policy) {
+			return fmt.Errorf("the pool's eviction policy is %q, this binary has %v: register it", m.settings.Policy,
+				policy.Names())
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	if err := scan(m, store, recDevice, func() *device { return &device{} }, func(d *device) error {
+		if d.Align == 0 {
+			return ErrCorrupt
+		}
+		d.reset()
+		m.devices[d.id] = d
+		return nil
+	}); err != nil {
+		return err
+	}
+	if err := scan(m, store, recContext, func() *contextRecord { return &contextRecord{} }, m.loadContext); err != nil {
+		return err
+	}
+	if err := scan(m, store, recSession, func() *session { return &session{} }, func(s *session) error {
+		t, ok := m.tenantOf(s.tenant.name)
+		if !ok {
+			return ErrCorrupt
+		}
+		s.tenant = t
+		m.sessions[s.id] = s
+		if s.open {
+			m.openOf[s.instance] = s.id
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	if err := scan(m, store, recAnswer, func() *answer { return &answer{} }, func(a *answer) error {
+		s := m.sessions[a.session]
+		if s == nil {
+			return ErrCorrupt
+		}
+		s.answers[a.seq%uint64(len(s.answers))] = a
+		s.remembered += len(a.result)
+		return nil
+	}); err != nil {
+		return err
+	}
+	return scan(m, store, recRegion, func() *region { return &region{} }, m.loadRegion)
+}
+
+func (m *Machine) loadContext(c *contextRecord) error {
+	t := m.tenants[c.Tenant]
+	if t == nil {
+		t = newTenant(c.Tenant)
+		m.tenants[c.Tenant] = t
+	}
+	c.tenant = t
+	if c.Context == (Context{Tenant: c.Tenant}) {
+		t.base = c.id
+		c.refs++
+	}
+	m.contexts[c.id] = c
+	m.contextIDs[c.Context] = c.id
+	return nil
+}
+
+func (m *Machine) loadRegion(r *region) error {
+	d := m.devices[r.device.id]
+	if d == nil {
+		return ErrCorrupt
+	}
+	r.device = d
+	// What lies beyond a device's end, after it shrank, is not free space either way.
+	if end := d.dataEnd(); r.offset < end && !d.reserve(extent{r.offset, min(r.length, end-r.offset)}) {
+		return fmt.Errorf("region %d overlaps another: %w", r.id, ErrCorrupt)
+	}
+	d.regions++
+	owner := m.sessions[r.owner.id]
+	if r.owner.id != 0 && owner == nil {
+		return ErrCorrupt
+	}
+	r.owner = owner
+	if owner != nil {
+		owner.regions = append(owner.regions, r)
+	}
+	r.occupied = make([]uint64, (r.pages()+63)/64)
+	m.addRegion(r)
+	return nil
+}
+
+func (m *Machine) loadEntries(store Store) error {
+	var flushed []uint64 // by slot: the applied index of the flush that wrote the record
+	if err := store.Scan([]byte{recEntry}, func(k, v []byte) error {
+		key, d := decoder{b: k[1:]}, decoder{b: v}
+		slot := Slot(key.be32())
+		for int(slot) >= len(flushed) {
+			flushed = append(flushed, 0)
+		}
+		flushed[slot] = d.uvarint()
+		if err := m.loadEntry(slot, &d); err != nil || key.end() != nil {
+			return fmt.Errorf("entry %d: %w", slot, cmp.Or(err, ErrCorrupt))
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	if err := store.Scan([]byte{recOrder}, func(k, v []byte) error {
+		key, d := decoder{b: k[1:]}, decoder{b: v}
+		slot, at, birth := Slot(key.be32()), d.uvarint(), d.uvarint()
+		if m.table.live(slot) && at > flushed[slot] && m.table.at(slot).birth == birth {
+			decodeOrder(&d, m.table.at(slot))
+		}
+		return d.err
+	}); err != nil {
+		return err
+	}
+	for s := range m.table.end {
+		if x := m.table.at(s); x.birth != 0 {
+			if p := m.validParent(x); p != None {
+				m.table.at(p).children++
+			}
+		}
+	}
+	return nil
+}
+
+func (m *Machine) loadEntry(slot Slot, d *decoder) error {
+	key := d.bytes()
+	birth, offset, length := d.uvarint(), d.uvarint(), d.uvarint()
+	regionID, ctxID := RegionID(d.uvarint()), ContextID(d.uvarint())
+	expires, added, checksum, flags := d.uvarint(), d.uvarint(), d.u64(), d.byte()
+	r, ctx := m.regions[regionID], m.contexts[ctxID]
+	if d.err != nil || r == nil || ctx == nil || birth == 0 || length == 0 || offset%r.pageSize != 0 ||
+		offset > r.length || length > r.length-offset {
+		return ErrCorrupt
+	}
+	x := m.table.insert(slot, key, m.table.hashOf(ctx.tenant.salt, key))
+	x.birth, x.offset, x.length, x.checksum = birth, offset, uint32(length), checksum //nolint:gosec // written as 32 bits
+	x.region, x.ctx, x.expires, x.added, x.flags = regionID, ctxID, expires, added, flags
+	if flags&flagPrefix != 0 {
+		x.hash, x.index, x.group = d.u64(), uint32(d.uvarint()), uint32(d.uvarint()) //nolint:gosec // written as 32 bits
+		x.parent = Slot(d.uvarint())                                                 //nolint:gosec // written as 32 bits
+	}
+	decodeOrder(d, x)
+	m.attach(slot, x, r, ctx)
+	return d.end()
+}
+
+func (m *Machine) loadPins(store Store) error {
+	return scan(m, store, recPin, func() *pin { return &pin{} }, func(p *pin) error {
+		if !m.table.live(p.slot) || p.session != 0 && m.sessions[p.session] == nil {
+			return ErrCorrupt
+		}
+		m.holdPin(p, m.table.at(p.slot))
+		return nil
+	})
+}
+
+// restorePolicies gives every entry back to its policy, in the order of their stamps.
+func (m *Machine) restorePolicies(store Store) error {
+	if err := store.Scan([]byte{recPolicy}, func(k, v []byte) error {
+		d := decoder{b: k[1:]}
+		s, pageSize, class, page := m.sessions[SessionID(d.be64())], d.be64(), Class(d.byte()), d.be32()
+		if d.end() != nil || s == nil || class > ClassSoft || pageSize == 0 {
+			return fmt.Errorf("policy record %q: %w", k, ErrCorrupt)
+		}
+		p := m.partition(&region{owner: s, pageSize: pageSize}, class)
+		return p.pol.RestoreState(page, v)
+	}); err != nil {
+		return err
+	}
+	type place struct {
+		stamp int64
+		slot  Slot
+	}
+	places := make([]place, 0, m.table.count)
+	for s := range m.table.end {
+		if x := m.table.at(s); x.birth != 0 && x.pins == 0 {
+			places = append(places, place{x.stamp, s})
+		}
+	}
+	slices.SortFunc(places, func(a, b place) int { return cmp.Compare(a.stamp, b.stamp) })
+	for _, p := range places {
+		x := m.table.at(p.slot)
+		r := m.regions[x.region]
+		if r.owner == nil {
+			return fmt.Errorf("entry %d lies in region %d, which nobody owns: %w", p.slot, r.id, ErrCorrupt)
+		}
+		m.partition(r, x.class()).pol.Restore(p.slot)
+	}
+	return nil
+}
+
+func (m *Machine) sumEntries() {
+	for s := range m.table.end {
+		if x := m.table.at(s); x.birth != 0 {
+			m.entrySum += m.table.hash(s, x)
+			m.orderSum += orderHash(s, x.order())
+		}
+	}
+}

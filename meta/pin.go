@@ -1,0 +1,281 @@
+package meta
+
+import (
+	"encoding/binary"
+	"slices"
+
+	"larder/protocol"
+)
+
+// pin keeps an entry (hard), or has it evicted last (soft). It belongs to a session and ends with it, or has a name and
+// lasts until it is undone or its time is over.
+type pin struct {
+	object
+	id      uint64
+	slot    Slot
+	session SessionID // 0 = durable or soft
+	owner   string    // the name of a durable or soft one
+	class   Class
+	untilMS uint64 // log time; 0 = no end
+	count   uint32 // a session may pin an entry several times, as Maru's clients do
+}
+
+// maxPinsPerEntry bounds the holders of one entry, since undoing looks through them.
+const maxPinsPerEntry = 1024
+
+func (m *Machine) applyPin(s *session, c *Pin, out *Results) {
+	if len(c.Owner) > protocol.MaxNameBytes || c.Class != ClassHard && c.Class != ClassSoft {
+		out.fail(protocol.CodeBadRequest)
+		return
+	}
+	t := m.tenantFor(s)
+	out.code(0)
+	out.uvarint(uint64(len(c.Keys)))
+	stopped := false
+	for _, key := range c.Keys {
+		code := protocol.CodeNotFound
+		if slot, ok := m.find(t, key); !stopped && ok && m.alive(m.table.at(slot)) {
+			if c.Undo {
+				code = m.unpin(s, slot, c)
+			} else {
+				code = m.pinEntry(s, t, slot, c)
+			}
+		}
+		stopped = stopped || c.Strict && code != 0
+		out.uvarint(uint64(code))
+	}
+}
+
+// pinOf returns the pin that a command means, if it is there.
+func (m *Machine) pinOf(s *session, slot Slot, c *Pin) *pin {
+	for _, p := range m.pinsOf[slot] {
+		if p.class != c.Class || p.owner != c.Owner {
+			continue
+		}
+		if c.durable() && p.session == 0 || !c.durable() && p.session == s.sid() {
+			return p
+		}
+	}
+	return nil
+}
+
+// durable reports whether the pin outlives its session.
+func (c *Pin) durable() bool { return c.Owner != "" || c.Class == ClassSoft }
+
+func (s *session) sid() SessionID {
+	if s == nil {
+		return 0
+	}
+	return s.id
+}
+
+func (m *Machine) pinEntry(s *session, t *tenant, slot Slot, c *Pin) protocol.Code {
+	if p := m.pinOf(s, slot, c); p != nil {
+		p.count++
+		p.untilMS = c.Until
+		m.changed(p)
+		return 0
+	}
+	switch {
+	case !c.durable() && s == nil:
+		return protocol.CodeBadRequest
+	case !c.durable() && len(s.pins) >= MaxSessionPins, c.durable() && t.pins >= MaxDurablePins,
+		len(m.pinsOf[slot]) >= maxPinsPerEntry:
+		return protocol.CodeLimit
+	}
+	m.head.nextPin++
+	p := &pin{id: m.head.nextPin, slot: slot, owner: c.Owner, class: c.Class, untilMS: c.Until, count: 1}
+	if !c.durable() {
+		p.session = s.id
+	}
+	m.changed(p)
+	m.moveEntry(slot, func(x *entry) { m.holdPin(p, x) })
+	return 0
+}
+
+// holdPin links a pin to its entry and holder. Rebuilding from the store uses it too.
+func (m *Machine) holdPin(p *pin, x *entry) {
+	m.pinsOf[p.slot] = append(m.pinsOf[p.slot], p)
+	if p.class == ClassHard {
+		if x.pins == 0 {
+			m.regions[x.region].pinned++
+		}
+		x.pins++
+	} else {
+		x.flags |= flagSoft
+	}
+	m.countPin(p, x, 1)
+	if p.session != 0 {
+		s := m.sessions[p.session]
+		s.pins = append(s.pins, p)
+	}
+}
+
+// countPin keeps the tenant's counter and the list of pins with an end.
+func (m *Machine) countPin(p *pin, x *entry, by int) {
+	if p.session != 0 {
+		return
+	}
+	t := m.contexts[x.ctx].tenant
+	t.pins += uint64(by) //nolint:gosec // by is 1 or -1: wraps to a subtraction
+	if p.untilMS == 0 {
+		return
+	}
+	if by > 0 {
+		m.timedPins[p.id] = p
+	} else {
+		delete(m.timedPins, p.id)
+	}
+}
+
+func (m *Machine) unpin(s *session, slot Slot, c *Pin) protocol.Code {
+	p := m.pinOf(s, slot, c)
+	if p == nil {
+		return protocol.CodeNotFound
+	}
+	if p.count > 1 && !c.durable() {
+		p.count--
+		m.changed(p)
+		return 0
+	}
+	m.undoPin(p)
+	if p.session != 0 {
+		s.pins = slices.DeleteFunc(s.pins, func(x *pin) bool { return x == p })
+	}
+	return 0
+}
+
+// undoPin removes a pin from its entry; its session's list is the caller's.
+func (m *Machine) undoPin(p *pin) {
+	m.moveEntry(p.slot, func(x *entry) {
+		left := slices.DeleteFunc(m.pinsOf[p.slot], func(y *pin) bool { return y == p })
+		if len(left) == 0 {
+			delete(m.pinsOf, p.slot)
+		} else {
+			m.pinsOf[p.slot] = left
+		}
+		if p.class == ClassHard {
+			if x.pins--; x.pins == 0 {
+				m.regions[x.region].pinned--
+			}
+		} else if !slices.ContainsFunc(left, func(y *pin) bool { return y.class == ClassSoft }) {
+			x.flags &^= flagSoft
+		}
+		m.countPin(p, x, -1)
+	})
+	m.gone(p)
+}
+
+// forgetPin removes a pin whose entry goes.
+func (m *Machine) forgetPin(p *pin) {
+	m.countPin(p, m.table.at(p.slot), -1)
+	if s := m.sessions[p.session]; s != nil {
+		s.pins = slices.DeleteFunc(s.pins, func(x *pin) bool { return x == p })
+	}
+	m.gone(p)
+}
+
+// moveEntry changes an entry's pins, taking it out of the partition that it was in and putting it into that where it
+// belongs afterwards. To come back is to be used: the entry returns at the hot end.
+func (m *Machine) moveEntry(slot Slot, change func(x *entry)) {
+	x := m.table.at(slot)
+	r := m.regions[x.region]
+	wasIn, class := x.pins == 0, x.class()
+	m.entrySum -= m.table.hash(slot, x)
+	if wasIn {
+		m.partition(r, class).pol.Remove(slot)
+	}
+	change(x)
+	m.entrySum += m.table.hash(slot, x)
+	if x.pins == 0 {
+		m.partition(r, x.class()).pol.Add(slot)
+	}
+	m.markEntry(slot)
+}
+
+// NextPinExpiry returns the log time at which the next pin ends.
+func (m *Machine) NextPinExpiry() (uint64, bool) {
+	next := uint64(0)
+	for _, p := range m.timedPins {
+		if next == 0 || p.untilMS < next {
+			next = p.untilMS
+		}
+	}
+	return next, next != 0
+}
+
+func (m *Machine) applyExpirePins(out *Results) {
+	var over []*pin
+	for _, p := range m.timedPins {
+		if p.untilMS <= m.head.now {
+			over = append(over, p)
+		}
+	}
+	slices.SortFunc(over, func(a, b *pin) int { return int(a.id) - int(b.id) }) //nolint:gosec // ids are small
+	left := 0
+	if len(over) > MaxDropPerCommand {
+		left = len(over) - MaxDropPerCommand
+		over = over[:MaxDropPerCommand]
+	}
+	for _, p := range over {
+		m.undoPin(p)
+	}
+	out.code(0)
+	out.uvarint(uint64(len(over)))
+	out.uvarint(uint64(left)) //nolint:gosec // not negative
+}
+
+// PinInfo describes a durable or soft pin for operators.
+type PinInfo struct {
+	Key     []byte
+	Tenant  string
+	Owner   string
+	Class   Class
+	UntilMS uint64
+}
+
+// Pins lists durable and soft pins in order of their making, at most limit after the id cursor, and returns the
+// cursor for the next page, 0 at the end.
+func (m *Machine) Pins(cursor uint64, limit int) ([]PinInfo, uint64) {
+	var ids []*pin
+	for _, pins := range m.pinsOf {
+		for _, p := range pins {
+			if p.session == 0 && p.id > cursor {
+				ids = append(ids, p)
+			}
+		}
+	}
+	slices.SortFunc(ids, func(a, b *pin) int { return int(a.id) - int(b.id) }) //nolint:gosec // ids are small
+	next := uint64(0)
+	if len(ids) > limit {
+		ids = ids[:limit]
+		next = ids[limit-1].id
+	}
+	infos := make([]PinInfo, len(ids))
+	for i, p := range ids {
+		x := m.table.at(p.slot)
+		infos[i] = PinInfo{
+			Key: clone(m.table.key(x)), Tenant: m.contexts[x.ctx].tenant.name, Owner: p.owner, Class: p.class,
+			UntilMS: p.untilMS,
+		}
+	}
+	return infos, next
+}
+
+func (p *pin) appendKey(b []byte) []byte {
+	return binary.BigEndian.AppendUint64(append(b, recPin), p.id)
+}
+
+func (p *pin) appendValue(b []byte) []byte {
+	b = binary.AppendUvarint(b, uint64(p.slot))
+	b = appendBytes(binary.AppendUvarint(b, uint64(p.session)), p.owner)
+	b = append(b, byte(p.class))
+	return binary.AppendUvarint(binary.AppendUvarint(b, p.untilMS), uint64(p.count))
+}
+
+func (p *pin) load(key, value *decoder) {
+	p.id = key.be64()
+	p.slot, p.session, p.owner = Slot(value.uvarint()), SessionID(value.uvarint()), value.string()
+	p.class = Class(value.byte())
+	p.untilMS, p.count = value.uvarint(), uint32(value.uvarint())
+}

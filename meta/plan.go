@@ -1,0 +1,437 @@
+package meta
+
+import (
+	"iter"
+
+	"larder/meta/policy"
+	"larder/protocol"
+)
+
+// Guard is what only the leader knows. PlanAlloc asks it, and nobody else does.
+type Guard interface {
+	// Leased reports whether an entry is under a lease or condemned: it cannot be a victim now.
+	Leased(s Slot) bool
+	// Touched reports whether an entry was used since the last applied touch: it is a victim only when nothing else is
+	// left.
+	Touched(s Slot) bool
+	// RegionBusy reports whether something in a region is leased, condemned or in quarantine, or all of it is condemned.
+	RegionBusy(r RegionID) bool
+}
+
+// PlanKind says what to do with a REQUEST_ALLOC.
+type PlanKind uint8
+
+// Plans.
+const (
+	PlanNothing PlanKind = iota + 1 // the client's free pages suffice: answer at once; count Touched as used
+	PlanCommand                     // log Cmd
+	PlanMark                        // log Mark{Region}, then wait for its owner or a fence, and plan again
+	PlanEmpty                       // log EmptyRegion{Region}, then plan again
+	PlanWait                        // what could be evicted is leased, in quarantine or being given up: plan again later
+	PlanRefuse                      // answer Code and Message
+)
+
+// AllocPlan is the outcome of PlanAlloc.
+type AllocPlan struct {
+	Kind    PlanKind
+	Cmd     Alloc
+	Region  RegionID
+	Code    protocol.Code
+	Message string
+	Found   []bool // for PlanNothing: per key of the request
+	Touched []Slot // for PlanNothing
+}
+
+// maxWalk bounds how many entries that cannot be victims one plan passes over.
+const maxWalk = 1 << 16
+
+// planner is the state of one PlanAlloc.
+type planner struct {
+	m    *Machine
+	s    *session
+	req  *protocol.AllocRequest
+	g    Guard
+	last bool
+
+	pageSize uint64
+	run      uint64 // pages of the longest entry
+	need     uint64 // pages that the client is short of
+	want     uint64 // bytes of a region, at best
+	least    uint64 // bytes of a region that would do
+	cmd      Alloc
+	found    []bool
+	wait     bool // something could be had later
+}
+
+// PlanAlloc decides what a REQUEST_ALLOC leads to, by the order of DESIGN.md: free space; the instance's own entries;
+// regions that nobody writes to any more; regions of other live clients. It changes nothing. last says that the
+// request's time is nearly over, so that a region's minimum age no longer protects it.
+func (m *Machine) PlanAlloc(id SessionID, req *protocol.AllocRequest, g Guard, last bool) AllocPlan {
+	p := planner{m: m, s: m.sessions[id], req: req, g: g, last: last}
+	if plan := p.prepare(); plan.Kind != 0 {
+		return plan
+	}
+	steps := []func() AllocPlan{p.reserved, p.freeSpace, p.ownEntries, p.departed, p.others}
+	if req.Whole {
+		steps = []func() AllocPlan{p.reserved, p.freeSpace, p.ownWhole, p.departed, p.others}
+	}
+	for _, step := range steps {
+		if plan := step(); plan.Kind != 0 {
+			return plan
+		}
+	}
+	if p.wait {
+		return AllocPlan{Kind: PlanWait}
+	}
+	return refuse(protocol.CodeNoSpace, "the pool is full and nothing in it may be evicted for this instance: unpin "+
+		"entries, close idle clients, or enlarge the pool")
+}
+
+func refuse(c protocol.Code, message string) AllocPlan {
+	return AllocPlan{Kind: PlanRefuse, Code: c, Message: message}
+}
+
+// prepare checks the request and works out what it is short of.
+func (p *planner) prepare() AllocPlan {
+	req, set := p.req, &p.m.settings
+	if p.s == nil || !p.s.open {
+		return refuse(protocol.CodeSessionExpired, "the session has ended: open a new one with HANDSHAKE")
+	}
+	p.pageSize = req.PageSize
+	if p.pageSize == 0 {
+		p.pageSize = set.PageSize
+	}
+	size := req.Size
+	if size == 0 && (req.NeedPages > 0 || len(req.Keys) > 0) {
+		size = set.RegionSize
+	}
+	switch {
+	case p.pageSize%MinPageSize != 0 || p.pageSize > 1<<40:
+		return refuse(protocol.CodeMisaligned, "page_size must be a multiple of 4096")
+	case size == 0:
+		return refuse(protocol.CodeBadRequest, "size must not be 0")
+	case size > 1<<48 || req.NeedPages > 1<<40 || req.RunPages > 1<<40 || req.FreePages > 1<<48:
+		return refuse(protocol.CodeNoSpace, "more is asked for than any pool can hold")
+	}
+	p.run = max(1, req.RunPages)
+	p.need = req.NeedPages
+	if len(req.Keys) > 0 {
+		return p.walkKeys(size)
+	}
+	p.sizes(size)
+	return AllocPlan{}
+}
+
+// sizes works out how large a region should and must be.
+func (p *planner) sizes(size uint64) {
+	p.want = max(roundUp(size, p.pageSize), p.run*p.pageSize)
+	p.least = p.want
+	if p.need > 0 {
+		p.least = p.run * p.pageSize
+	}
+}
+
+func roundUp(v, to uint64) uint64 { return (v + to - 1) / to * to }
+
+// walkKeys goes through the keys that the client is about to store, in order, as if each were stored at once: one that
+// is held counts as used; one that is not takes a free page, or else the coldest page that has not been used by an
+// earlier key. So a batch evicts exactly what its stores would have evicted one after the other.
+func (p *planner) walkKeys(size uint64) AllocPlan {
+	p.found = make([]bool, len(p.req.Keys))
+	used := map[Slot]bool{}
+	free, short := p.req.FreePages, uint64(0)
+	next, stop := p.victims(used)
+	defer stop()
+	taken := map[Slot]bool{}
+	for i, key := range p.req.Keys {
+		slot, ok := p.m.find(p.s.tenant, key)
+		if ok && !taken[slot] && p.m.alive(p.m.table.at(slot)) {
+			p.found[i] = true
+			if !used[slot] {
+				used[slot] = true
+			}
+			p.cmd.Touched = append(p.cmd.Touched, slot)
+			continue
+		}
+		for free < p.run {
+			v, ok := next()
+			if !ok {
+				break
+			}
+			taken[v] = true
+			x := p.m.table.at(v)
+			p.cmd.Victims = append(p.cmd.Victims, Victim{v, x.birth})
+			free += (uint64(x.length) + p.pageSize - 1) / p.pageSize
+		}
+		if free < p.run {
+			short += p.run - free
+			free = 0
+			continue
+		}
+		free -= p.run
+	}
+	if short == 0 && len(p.cmd.Victims) == 0 {
+		return AllocPlan{Kind: PlanNothing, Found: p.found, Touched: p.cmd.Touched}
+	}
+	p.need = short
+	for _, v := range p.cmd.Victims {
+		p.need += (uint64(p.m.table.at(v.Slot).length) + p.pageSize - 1) / p.pageSize
+	}
+	p.sizes(size)
+	return AllocPlan{}
+}
+
+// command finishes a plan.
+func (p *planner) command(phase uint8) AllocPlan {
+	p.cmd.Phase, p.cmd.PageSize, p.cmd.MaxOwned = phase, p.pageSize, p.m.settings.MaxRegionsPerInstance
+	p.cmd.Keys, p.cmd.Found = uint32(len(p.found)), nil //nolint:gosec // at most protocol.MaxBatch
+	if len(p.found) > 0 {
+		p.cmd.Found = make([]byte, (len(p.found)+7)/8)
+		for i, f := range p.found {
+			if f {
+				p.cmd.Found[i/8] |= 1 << (i % 8)
+			}
+		}
+	}
+	if phase != 1 || p.cmd.Region != 0 {
+		p.cmd.Victims = nil
+	}
+	return AllocPlan{Kind: PlanCommand, Cmd: p.cmd}
+}
+
+// atLimit reports whether the instance may not own another region.
+func (p *planner) atLimit() bool {
+	limit := p.m.settings.MaxRegionsPerInstance
+	return limit > 0 && uint64(len(p.s.regions)) >= limit || len(p.m.regions) >= MaxRegions
+}
+
+// reserved gives a region that was taken from its owner for this session, and that the owner has let go.
+func (p *planner) reserved() AllocPlan {
+	for _, r := range p.m.sortedRegions() {
+		if r.markedFor != p.s.id {
+			continue
+		}
+		if r.state == RegionMarked || r.live > 0 || p.g.RegionBusy(r.id) {
+			p.wait = true
+			if r.state == RegionDraining && r.live > 0 {
+				return AllocPlan{Kind: PlanEmpty, Region: r.id}
+			}
+			return AllocPlan{Kind: PlanWait}
+		}
+		if r.state == RegionDraining && r.length >= p.least && !p.atLimit() {
+			p.cmd.Region = r.id
+			return p.command(3)
+		}
+	}
+	return AllocPlan{}
+}
+
+// freeSpace cuts a region from free space: of the tier asked for if there is any, otherwise of the device with most.
+func (p *planner) freeSpace() AllocPlan {
+	if p.atLimit() {
+		return AllocPlan{}
+	}
+	var best *device
+	var bestSize uint64
+	prefer := false
+	for _, d := range p.m.sortedDevices() {
+		if d.removing {
+			continue
+		}
+		largest, _ := d.largestFree()
+		size := min(roundUp(p.want, d.Align), largest/d.Align*d.Align)
+		size = min(size, MaxRegionPages*p.pageSize/d.Align*d.Align)
+		inTier := p.req.Tier == "" || d.Tier == p.req.Tier
+		if size < p.least || best != nil && (prefer && !inTier || prefer == inTier && size <= bestSize) {
+			continue
+		}
+		best, bestSize, prefer = d, size, inTier
+	}
+	if best == nil {
+		return p.draining()
+	}
+	p.cmd.Device, p.cmd.Size = best.id, bestSize
+	return p.command(0)
+}
+
+// draining takes a region that is empty and on its way to free space.
+func (p *planner) draining() AllocPlan {
+	for _, r := range p.m.sortedRegions() {
+		if r.state != RegionDraining || r.markedFor != 0 && p.m.sessionOpen(r.markedFor) || r.length < p.least ||
+			r.generation != r.device.Generation {
+			continue
+		}
+		if r.live > 0 || p.g.RegionBusy(r.id) {
+			p.wait = true
+			continue
+		}
+		p.cmd.Region = r.id
+		return p.command(0)
+	}
+	return AllocPlan{}
+}
+
+// ownEntries evicts the instance's own entries in the order of the policy.
+func (p *planner) ownEntries() AllocPlan {
+	if !p.req.Evict {
+		return AllocPlan{}
+	}
+	if p.need == 0 {
+		return p.ownWhole()
+	}
+	if len(p.req.Keys) == 0 {
+		next, stop := p.victims(nil)
+		for got := uint64(0); got < p.need && len(p.cmd.Victims) < MaxDropPerCommand; {
+			v, ok := next()
+			if !ok {
+				break
+			}
+			x := p.m.table.at(v)
+			p.cmd.Victims = append(p.cmd.Victims, Victim{v, x.birth})
+			got += (uint64(x.length) + p.pageSize - 1) / p.pageSize
+		}
+		stop()
+	}
+	if len(p.cmd.Victims) > 0 {
+		return p.command(1)
+	}
+	return p.ownWhole()
+}
+
+// ownWhole empties one own region, of whatever page size, and re-issues it.
+func (p *planner) ownWhole() AllocPlan {
+	if !p.req.Evict {
+		return AllocPlan{}
+	}
+	r := p.fewest(p.s.regions, func(r *region) bool { return r.state == RegionOwned && p.usable(r) })
+	if r == nil {
+		return AllocPlan{}
+	}
+	if !p.req.Whole && r.pageSize == p.pageSize {
+		return AllocPlan{} // its pages were tried one by one: they are free, being written, or leased
+	}
+	p.cmd.Region = r.id
+	return p.command(1)
+}
+
+// departed gives a region of an owner that is gone.
+func (p *planner) departed() AllocPlan {
+	if p.atLimit() {
+		return AllocPlan{}
+	}
+	r := p.fewest(p.m.sortedRegions(), func(r *region) bool { return r.state == RegionDeparted && p.usable(r) })
+	if r == nil {
+		return AllocPlan{}
+	}
+	if r.live > MaxDropPerCommand {
+		return AllocPlan{Kind: PlanEmpty, Region: r.id}
+	}
+	p.cmd.Region = r.id
+	return p.command(2)
+}
+
+// others takes a region from another client that is alive, or whose process may still write: it is asked first.
+func (p *planner) others() AllocPlan {
+	if p.atLimit() || !p.req.Evict {
+		return AllocPlan{}
+	}
+	young := false
+	r := p.fewest(p.m.sortedRegions(), func(r *region) bool {
+		if r.state == RegionMarked || r.state == RegionOrphaned {
+			p.wait = true // it may come free: its owner may answer, or be proven dead
+			return false
+		}
+		if r.state != RegionOwned || r.owner == p.s || r.pinned > 0 || r.length < p.least {
+			return false
+		}
+		if !p.last && p.m.head.now-r.bornMS < p.m.settings.MinRegionAgeMS {
+			young = true
+			return false
+		}
+		return true
+	})
+	if r == nil {
+		p.wait = p.wait || young
+		return AllocPlan{}
+	}
+	return AllocPlan{Kind: PlanMark, Region: r.id}
+}
+
+// usable reports whether a region could be given whole now.
+func (p *planner) usable(r *region) bool {
+	if r.pinned > 0 || r.length < p.least || r.generation != r.device.Generation {
+		return false
+	}
+	if p.g.RegionBusy(r.id) {
+		p.wait = true
+		return false
+	}
+	return true
+}
+
+// fewest returns the region with the fewest live entries, of those the oldest, of those the first.
+func (p *planner) fewest(regions []*region, ok func(*region) bool) *region {
+	var best *region
+	for _, r := range regions {
+		if !ok(r) {
+			continue
+		}
+		if best == nil || r.live < best.live || r.live == best.live && r.bornMS < best.bornMS {
+			best = r
+		}
+	}
+	return best
+}
+
+// victims returns an iterator over the instance's own entries that may be evicted now, coldest first: first those that
+// nobody has used since the last decision, then the others, then the soft-pinned. used, which may grow while the
+// iterator runs, holds entries that are in use by this very request.
+func (p *planner) victims(used map[Slot]bool) (next func() (Slot, bool), stop func()) {
+	return iter.Pull(func(yield func(Slot) bool) {
+		if !p.req.Evict {
+			return
+		}
+		walked := 0
+		for _, class := range []Class{ClassNormal, ClassSoft} {
+			part := p.m.partitionOf(p.s, p.pageSize, class)
+			if part == nil {
+				continue
+			}
+			var recent []Slot
+			more := true
+			part.pol.Victims(p.m.head.now, func(s Slot) policy.Verdict {
+				switch {
+				case used[s]:
+					return policy.Skip
+				case !p.evictable(s):
+					p.wait = true
+				case p.g.Touched(s):
+					if len(recent) < protocol.MaxBatch {
+						recent = append(recent, s)
+					}
+				default:
+					if more = yield(s); !more {
+						return policy.Stop
+					}
+					return policy.Take
+				}
+				if walked++; walked > maxWalk {
+					return policy.Stop
+				}
+				return policy.Skip
+			})
+			for _, s := range recent {
+				if more && !used[s] {
+					more = yield(s)
+				}
+			}
+			if !more {
+				return
+			}
+		}
+	})
+}
+
+func (p *planner) evictable(s Slot) bool {
+	return !p.g.Leased(s) && p.m.regions[p.m.table.at(s).region].state == RegionOwned
+}

@@ -1,0 +1,320 @@
+package meta
+
+// TenantID names a tenant for lookups. Its zero value is the default tenant.
+type TenantID struct{ t *tenant }
+
+// Tenant returns the id of a tenant; one that does not exist yet finds nothing.
+func (m *Machine) Tenant(name string) TenantID {
+	if name == "" {
+		name = DefaultTenant
+	}
+	if t := m.tenants[name]; t != nil {
+		return TenantID{t}
+	}
+	return TenantID{&tenant{name: name}}
+}
+
+// Find returns the slot of a tenant's key, if it may be served.
+func (m *Machine) Find(t TenantID, key []byte) (Slot, bool) {
+	if t.t == nil {
+		t.t = m.tenants[DefaultTenant]
+	}
+	s, ok := m.find(t.t, key)
+	if !ok || !m.alive(m.table.at(s)) {
+		return None, false
+	}
+	return s, true
+}
+
+// Live reports whether a slot holds an entry that may be served.
+func (m *Machine) Live(s Slot) bool { return m.table.live(s) && m.alive(m.table.at(s)) }
+
+// Birth returns what tells an entry from others that had or will have its slot; 0 for a free slot.
+func (m *Machine) Birth(s Slot) uint64 {
+	if s >= m.table.end {
+		return 0
+	}
+	return m.table.at(s).birth
+}
+
+// Key returns the key of a taken slot. It aliases the machine's memory.
+func (m *Machine) Key(s Slot) []byte { return m.table.key(m.table.at(s)) }
+
+// Location fills in where the entry of a taken slot lies.
+func (m *Machine) Location(s Slot, l *Location) {
+	x := m.table.at(s)
+	m.regions[x.region].locate(l)
+	l.Offset, l.Length, l.Checksum = x.offset, uint64(x.length), x.checksum
+}
+
+// EntryInfo describes an entry to operators.
+type EntryInfo struct {
+	Location
+	Tenant  string
+	Model   string
+	Class   Class
+	AddedMS uint64
+}
+
+// Entry describes the entry of a taken slot.
+func (m *Machine) Entry(s Slot) EntryInfo {
+	x := m.table.at(s)
+	c := m.contexts[x.ctx]
+	i := EntryInfo{Tenant: c.Tenant, Model: c.Model, Class: x.class(), AddedMS: x.added}
+	if x.pins > 0 {
+		i.Class = ClassHard
+	}
+	m.Location(s, &i.Location)
+	return i
+}
+
+// SessionInfo describes a session.
+type SessionInfo struct {
+	ID       SessionID
+	Instance string
+	Tenant   string
+	TTLMS    uint64
+	Features uint64
+	Secret   uint64
+	Open     bool
+	Fenced   bool
+	Process  Process
+	OpenedMS uint64
+	Acked    uint64
+	Regions  []RegionID
+	Pins     int
+	Entries  uint64
+	Bytes    uint64
+}
+
+func (s *session) info() SessionInfo {
+	i := SessionInfo{
+		ID: s.id, Instance: s.instance, Tenant: s.tenant.name, TTLMS: s.ttlMS, Features: s.features, Secret: s.secret,
+		Open: s.open, Fenced: s.fenced, Process: s.process, OpenedMS: s.openedMS, Acked: s.acked, Pins: len(s.pins),
+	}
+	for _, r := range s.regions {
+		i.Regions = append(i.Regions, r.id)
+		i.Entries += uint64(r.live)
+		i.Bytes += r.liveBytes
+	}
+	return i
+}
+
+// Session describes a session, open or closed with regions left.
+func (m *Machine) Session(id SessionID) (SessionInfo, bool) {
+	s := m.sessions[id]
+	if s == nil {
+		return SessionInfo{}, false
+	}
+	return s.info(), true
+}
+
+// SessionOpen reports whether a session is open, without allocating.
+func (m *Machine) SessionOpen(id SessionID) bool { return m.sessionOpen(id) }
+
+// SessionOf returns the open session of an instance.
+func (m *Machine) SessionOf(instance string) (SessionID, bool) {
+	id, ok := m.openOf[instance]
+	return id, ok
+}
+
+// Sessions describes all sessions, by id.
+func (m *Machine) Sessions() []SessionInfo {
+	infos := make([]SessionInfo, 0, len(m.sessions))
+	for _, s := range m.sortedSessions() {
+		infos = append(infos, s.info())
+	}
+	return infos
+}
+
+// RegionInfo describes a region.
+type RegionInfo struct {
+	ID         RegionID
+	Device     DeviceID
+	Offset     uint64
+	Length     uint64
+	PageSize   uint64
+	Epoch      uint64
+	Generation uint64
+	Owner      SessionID // 0 = nobody
+	Instance   string
+	State      RegionState
+	Live       uint32 // entries
+	Pinned     uint32
+	LiveBytes  uint64
+	BornMS     uint64
+	For        SessionID // who gets it once its owner has let go
+}
+
+func (r *region) info() RegionInfo {
+	i := RegionInfo{
+		ID: r.id, Device: r.device.id, Offset: r.offset, Length: r.length, PageSize: r.pageSize, Epoch: r.epoch,
+		Generation: r.generation, State: r.state, Live: r.live, Pinned: r.pinned, LiveBytes: r.liveBytes,
+		BornMS: r.bornMS, For: r.markedFor,
+	}
+	if r.owner != nil {
+		i.Owner, i.Instance = r.owner.id, r.owner.instance
+	}
+	return i
+}
+
+// Region describes a region.
+func (m *Machine) Region(id RegionID) (RegionInfo, bool) {
+	r := m.regions[id]
+	if r == nil {
+		return RegionInfo{}, false
+	}
+	return r.info(), true
+}
+
+// Regions describes all regions, by id.
+func (m *Machine) Regions() []RegionInfo {
+	infos := make([]RegionInfo, len(m.regionList))
+	for i, r := range m.regionList {
+		infos[i] = r.info()
+	}
+	return infos
+}
+
+// RegionsIn calls fn with the regions in a state, by id, without describing the others.
+func (m *Machine) RegionsIn(st RegionState, fn func(RegionInfo)) {
+	for _, r := range m.regionList {
+		if r.state == st {
+			fn(r.info())
+		}
+	}
+}
+
+// Occupied returns the pages of a region that hold entries, as offset, length, offset, length ... in bytes, ascending;
+// runs of neighbouring pages are one.
+func (m *Machine) Occupied(id RegionID) []uint64 {
+	r := m.regions[id]
+	if r == nil {
+		return nil
+	}
+	var runs []uint64
+	for p, n := uint64(0), r.pages(); p < n; p++ {
+		if r.occupied[p/64] == 0 {
+			p |= 63
+			continue
+		}
+		if r.occupied[p/64]&(1<<(p%64)) == 0 {
+			continue
+		}
+		first := p
+		for p < n && r.occupied[p/64]&(1<<(p%64)) != 0 {
+			p++
+		}
+		runs = append(runs, first*r.pageSize, (p-first)*r.pageSize)
+	}
+	return runs
+}
+
+// EachEntry calls fn with every entry of a region until it returns false.
+func (m *Machine) EachEntry(id RegionID, fn func(s Slot) bool) {
+	r := m.regions[id]
+	if r == nil {
+		return
+	}
+	for s := r.head; s != None; s = m.table.at(s).rnext {
+		if !fn(s) {
+			return
+		}
+	}
+}
+
+// DeviceInfo describes a device.
+type DeviceInfo struct {
+	ID DeviceID
+	AddDevice
+	Free        uint64
+	LargestFree uint64
+	Regions     int
+}
+
+func (d *device) info() DeviceInfo {
+	largest, free := d.largestFree()
+	return DeviceInfo{ID: d.id, AddDevice: d.AddDevice, Free: free, LargestFree: largest, Regions: d.regions}
+}
+
+// Device describes a device.
+func (m *Machine) Device(id DeviceID) (DeviceInfo, bool) {
+	d := m.devices[id]
+	if d == nil {
+		return DeviceInfo{}, false
+	}
+	return d.info(), true
+}
+
+// Devices describes all devices, by id.
+func (m *Machine) Devices() []DeviceInfo {
+	infos := make([]DeviceInfo, 0, len(m.devices))
+	for _, d := range m.sortedDevices() {
+		infos = append(infos, d.info())
+	}
+	return infos
+}
+
+// counters count since the process started. They are not part of the state.
+type counters struct {
+	Registered   uint64
+	Existing     uint64          // REGISTERs of a key that was held
+	Deduplicated uint64          // of them, those whose prefix hash was held under another key
+	Touched      uint64          // uses
+	Removed      [Reasons]uint64 // entries, by reason
+	Evictions    [4]uint64       // entries by REQUEST_ALLOC's phase 1 and 2; regions taken in phase 3
+	Allocs       [4]uint64       // REQUEST_ALLOCs carried out, by phase
+}
+
+// TenantStats counts what a tenant holds.
+type TenantStats struct {
+	Name    string
+	Entries uint64
+	Bytes   uint64
+	Pins    uint64
+}
+
+// Stats sums up the machine.
+type Stats struct {
+	counters
+	Entries   uint64
+	KeyBytes  uint64
+	LiveBytes uint64
+	Slots     uint64 // highest slot ever taken, plus one
+	Sessions  int    // open
+	Closed    int    // closed, with regions left
+	Regions   [RegionDraining + 1]int
+	Devices   int
+	Contexts  int
+	PoolBytes uint64 // of the devices, without their headers
+	FreeBytes uint64 // in no region
+	Tenants   []TenantStats
+}
+
+// Stats sums up the machine. Its cost is that of its sessions, regions and tenants, not of its entries.
+func (m *Machine) Stats() Stats {
+	s := Stats{
+		counters: m.stats, Entries: m.table.count, KeyBytes: m.table.keys.bytes, Slots: uint64(m.table.end),
+		Devices: len(m.devices), Contexts: len(m.contexts),
+	}
+	for _, x := range m.sessions {
+		if x.open {
+			s.Sessions++
+		} else {
+			s.Closed++
+		}
+	}
+	for _, r := range m.regionList {
+		s.Regions[r.state]++
+		s.LiveBytes += r.liveBytes
+	}
+	for _, d := range m.devices {
+		_, free := d.largestFree()
+		s.FreeBytes += free
+		s.PoolBytes += d.dataEnd() - d.DataOffset
+	}
+	for _, t := range sortedValues(m.tenants, func(t *tenant) uint64 { return uint64(t.base) }) {
+		s.Tenants = append(s.Tenants, TenantStats{t.name, t.entries, t.bytes, t.pins})
+	}
+	return s
+}

@@ -1,0 +1,274 @@
+package meta
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"slices"
+
+	"larder/meta/policy"
+	"larder/protocol"
+)
+
+// region is an extent of a device that one session owns.
+type region struct {
+	object
+	id         RegionID
+	device     *device
+	offset     uint64
+	length     uint64
+	pageSize   uint64
+	epoch      uint64
+	generation uint64 // of the device, when the region was given
+	owner      *session
+	state      RegionState
+	bornMS     uint64
+	markedFor  SessionID // who gets it once its owner has let go; 0 = nobody
+
+	// Not in the record.
+	live      uint32 // entries
+	pinned    uint32 // of them hard-pinned
+	liveBytes uint64
+	head      Slot     // its entries
+	occupied  []uint64 // bitmap of pages
+	parts     [2]*partition
+}
+
+// partition is the entries of one session, page size and class, in the order of their policy.
+type partition struct {
+	session  *session
+	pageSize uint64
+	class    Class
+	pol      policy.Policy
+}
+
+// pages returns how many whole pages a region has.
+func (r *region) pages() uint64 { return r.length / r.pageSize }
+
+// span returns the pages that length bytes at offset touch.
+func (r *region) span(offset, length uint64) (first, end uint64) {
+	return offset / r.pageSize, (offset + length + r.pageSize - 1) / r.pageSize
+}
+
+// overlaps reports whether a page of the span is occupied.
+func (r *region) overlaps(first, end uint64) bool {
+	for p := first; p < end; {
+		word := r.occupied[p/64] >> (p % 64)
+		if word != 0 {
+			return p+uint64(bits.TrailingZeros64(word)) < end //nolint:gosec // 0..63
+		}
+		p = (p/64 + 1) * 64
+	}
+	return false
+}
+
+// occupy sets or clears the pages of the span.
+func (r *region) occupy(first, end uint64, on bool) {
+	for p := first; p < end; p++ {
+		if on {
+			r.occupied[p/64] |= 1 << (p % 64)
+		} else {
+			r.occupied[p/64] &^= 1 << (p % 64)
+		}
+	}
+}
+
+// locate fills in the location of a region as a whole.
+func (r *region) locate(l *Location) {
+	*l = Location{
+		Region: r.id, Device: r.device.id, RegionOffset: r.offset, RegionLength: r.length,
+		Generation: r.generation, Epoch: r.epoch, PageSize: r.pageSize,
+	}
+}
+
+// newRegion cuts a region of size bytes from a device for a session.
+func (m *Machine) newRegion(d *device, size, pageSize uint64, s *session) *region {
+	offset, ok := d.allocate(size)
+	if !ok {
+		return nil
+	}
+	m.head.nextRegion++
+	r := &region{id: m.head.nextRegion, device: d, offset: offset, length: size, head: None}
+	d.regions++
+	m.addRegion(r)
+	m.give(r, pageSize, s)
+	return r
+}
+
+// give hands an empty region to a session under a new epoch.
+func (m *Machine) give(r *region, pageSize uint64, s *session) {
+	if r.owner != s {
+		m.disown(r)
+		r.owner = s
+		s.regions = append(s.regions, r)
+		slices.SortFunc(s.regions, func(a, b *region) int { return int(a.id) - int(b.id) })
+	}
+	m.head.epochs++
+	r.epoch = m.head.epochs
+	r.pageSize = pageSize
+	r.generation = r.device.Generation
+	r.bornMS = m.head.now
+	r.markedFor = 0
+	r.occupied = make([]uint64, (r.pages()+63)/64)
+	r.parts = [2]*partition{}
+	m.setRegionState(r, RegionOwned)
+}
+
+// disown takes a region from the list of its owner, who is forgotten when it was the last of a closed session.
+func (m *Machine) disown(r *region) {
+	s := r.owner
+	if s == nil {
+		return
+	}
+	s.regions = slices.DeleteFunc(s.regions, func(x *region) bool { return x == r })
+	r.owner = nil
+	r.parts = [2]*partition{}
+	m.forgetSession(s)
+}
+
+func (m *Machine) setRegionState(r *region, st RegionState) {
+	r.state = st
+	m.changed(r)
+}
+
+// depart makes a region one that nobody writes to any more: its entries are served until the space is needed.
+func (m *Machine) depart(r *region) {
+	if r.live == 0 || r.generation != r.device.Generation {
+		m.drain(r)
+		return
+	}
+	m.setRegionState(r, RegionDeparted)
+}
+
+// drain makes a region one without a writer and without entries: what is left of them is dead, and removed here or, if
+// that is too many, by EmptyRegion.
+func (m *Machine) drain(r *region) {
+	m.setRegionState(r, RegionDraining)
+	m.empty(r, MaxDropPerCommand, ReasonTaken)
+	if r.live == 0 {
+		m.disown(r)
+	}
+}
+
+// empty removes up to limit entries of a region and returns how many.
+func (m *Machine) empty(r *region, limit int, why Reason) int {
+	n := 0
+	for ; n < limit && r.head != None; n++ {
+		m.drop(r.head, why, true)
+	}
+	return n
+}
+
+func (m *Machine) applyReturn(s *session, c *ReturnRegion, out *Results) {
+	r := m.regions[c.Region]
+	switch {
+	case r == nil || s == nil || r.owner != s || r.state == RegionDraining:
+		out.fail(protocol.CodeNotFound)
+		return
+	case r.state == RegionOwned || r.state == RegionOrphaned:
+		m.depart(r)
+	case r.state == RegionMarked:
+		m.drain(r)
+	case r.state == RegionDeparted: // returned before: idempotent, as Maru's is
+	}
+	out.code(0)
+}
+
+func (m *Machine) applyMark(c *Mark, out *Results) {
+	r := m.regions[c.Region]
+	if r == nil || r.state != RegionOwned && r.state != RegionOrphaned || r.pinned > 0 {
+		out.fail(protocol.CodePending) // it has changed since it was planned
+		return
+	}
+	r.markedFor = c.For
+	if r.owner.fenced {
+		m.drain(r)
+	} else {
+		m.setRegionState(r, RegionMarked)
+		m.empty(r, MaxDropPerCommand, ReasonTaken)
+	}
+	m.stats.Evictions[3]++
+	out.code(0)
+}
+
+func (m *Machine) applyRevokeDone(s *session, c *RevokeDone, out *Results) {
+	r := m.regions[c.Region]
+	switch {
+	case r == nil || s == nil || r.owner != s || r.epoch != c.Epoch:
+		out.fail(protocol.CodeStaleEpoch)
+	case r.state == RegionMarked:
+		m.drain(r)
+		out.code(0)
+	case r.state == RegionDraining:
+		out.code(0)
+	default:
+		out.fail(protocol.CodeBadRequest)
+	}
+}
+
+func (m *Machine) applyEmptyRegion(c *EmptyRegion, out *Results) {
+	r := m.regions[c.Region]
+	if r == nil || r.state == RegionOwned || r.state == RegionOrphaned || r.pinned > 0 && r.state == RegionDeparted {
+		out.fail(protocol.CodePending)
+		return
+	}
+	n := m.empty(r, MaxDropPerCommand, ReasonTaken)
+	left := uint64(r.live)
+	if left == 0 && (r.state == RegionDeparted || r.state == RegionDraining) {
+		m.drain(r)
+	}
+	out.code(0)
+	out.uvarint(uint64(n)) //nolint:gosec // not negative
+	out.uvarint(left)
+}
+
+// applyFreeRegion gives a drained region's extent back. The leader has waited until no reader can hold a lease in it.
+func (m *Machine) applyFreeRegion(c *FreeRegion, out *Results) {
+	r := m.regions[c.Region]
+	if r == nil || r.state != RegionDraining || r.live > 0 {
+		out.fail(protocol.CodePending)
+		return
+	}
+	m.freeRegion(r)
+	out.code(0)
+}
+
+func (m *Machine) freeRegion(r *region) {
+	m.disown(r)
+	r.device.release(extent{r.offset, r.length}, r.device.dataEnd())
+	r.device.regions--
+	m.removeRegion(r)
+	m.gone(r)
+}
+
+func (r *region) appendKey(b []byte) []byte {
+	return binary.BigEndian.AppendUint32(append(b, recRegion), uint32(r.id))
+}
+
+func (r *region) appendValue(b []byte) []byte {
+	owner := SessionID(0)
+	if r.owner != nil {
+		owner = r.owner.id
+	}
+	b = append(b, byte(r.state))
+	for _, v := range [...]uint64{
+		uint64(r.device.id), r.offset, r.length, r.pageSize, r.epoch, uint64(owner), r.bornMS, uint64(r.markedFor),
+	} {
+		b = binary.AppendUvarint(b, v)
+	}
+	return appendU64(b, r.generation)
+}
+
+// load reads a region; its device and owner are left to the caller, by id.
+func (r *region) load(key, value *decoder) {
+	r.id = RegionID(key.be32())
+	r.state = RegionState(value.byte())
+	r.device = &device{id: DeviceID(value.uvarint())}
+	r.offset, r.length, r.pageSize, r.epoch = value.uvarint(), value.uvarint(), value.uvarint(), value.uvarint()
+	r.owner = &session{id: SessionID(value.uvarint())}
+	r.bornMS, r.markedFor = value.uvarint(), SessionID(value.uvarint())
+	r.generation = value.u64()
+	r.head = None
+	if r.pageSize == 0 || r.state == 0 || int(r.state) >= len(regionStates) {
+		value.fail()
+	}
+}

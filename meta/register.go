@@ -1,0 +1,273 @@
+package meta
+
+import (
+	"larder/meta/policy"
+	"larder/protocol"
+)
+
+// applyRegister registers entries one by one; each has an outcome of its own. It reads the command as it goes, so that
+// a batch costs no memory.
+func (m *Machine) applyRegister(h Header, s *session, d *decoder, out *Results) {
+	ctx := m.contextFor(s, decodeContext(d))
+	n := d.count(4)
+	out.code(0)
+	out.uvarint(uint64(n)) //nolint:gosec // not negative
+	var e protocol.RegisterEntry
+	for range n {
+		decodeEntry(d, &e)
+		if d.err != nil {
+			return
+		}
+		m.register(h, s, ctx, &e, out)
+	}
+}
+
+func (m *Machine) register(h Header, s *session, ctx *contextRecord, e *protocol.RegisterEntry, out *Results) {
+	if ctx == nil {
+		out.buf = append(out.buf, regRefused)
+		out.uvarint(uint64(protocol.CodeLimit))
+		return
+	}
+	if slot, ok := m.find(ctx.tenant, e.Key); ok {
+		if m.alive(m.table.at(slot)) {
+			m.registerExists(slot, e.Key, out)
+			return
+		}
+		if !e.Touch {
+			m.drop(slot, m.whyDead(m.table.at(slot)), true)
+		}
+	}
+	if e.HasPrefix && !e.Touch {
+		if slot, ok := m.prefixTwin(ctx.id, e.Hash, uint32(e.Group)); ok { //nolint:gosec // checked by admit
+			m.registerExists(slot, e.Key, out)
+			m.stats.Deduplicated++
+			return
+		}
+	}
+	r, code := m.admit(h, s, e)
+	if code != 0 {
+		out.buf = append(out.buf, regRefused)
+		out.uvarint(uint64(code))
+		return
+	}
+	m.admitted(r, ctx, e)
+	out.buf = append(out.buf, regNew)
+}
+
+// registerExists counts a use of an entry and tells where it lies.
+func (m *Machine) registerExists(slot Slot, key []byte, out *Results) {
+	m.touch(slot, 1)
+	var l Location
+	m.Location(slot, &l)
+	out.buf = append(out.buf, regExists)
+	if held := m.Key(slot); string(held) != string(key) {
+		out.bytes(held)
+	} else {
+		out.bytes(nil)
+	}
+	out.buf = l.appendTo(out.buf)
+	m.stats.Existing++
+}
+
+// admit checks everything that can be wrong with a new entry.
+func (m *Machine) admit(h Header, s *session, e *protocol.RegisterEntry) (*region, protocol.Code) {
+	switch {
+	case e.Touch:
+		return nil, protocol.CodeNotFound
+	case len(e.Key) > protocol.MaxKeyBytes:
+		return nil, protocol.CodeKeyTooLong
+	case e.KVLength == 0 || e.KVLength > MaxEntryBytes, e.Group > 1<<32-1, e.Index > 1<<32-1, e.RegionID > 1<<32-1:
+		return nil, protocol.CodeBadRequest
+	}
+	r := m.regions[RegionID(e.RegionID)]
+	native := e.Epoch != 0
+	switch {
+	case r == nil || r.state == RegionDraining || native && r.epoch != e.Epoch:
+		return nil, protocol.CodeStaleEpoch
+	case native && (s == nil || r.owner != s || h.Session == 0):
+		return nil, protocol.CodeNotOwner
+	case r.state == RegionMarked:
+		return nil, protocol.CodeRevoking
+	case native && r.state != RegionOwned:
+		return nil, protocol.CodeStaleEpoch
+	case r.generation != r.device.Generation:
+		return nil, protocol.CodeStaleGeneration
+	case e.KVOffset > r.length || e.KVLength > r.length-e.KVOffset:
+		return nil, protocol.CodeOutOfRegion
+	case e.KVOffset%r.pageSize != 0:
+		return nil, protocol.CodeMisaligned
+	}
+	first, end := r.span(e.KVOffset, e.KVLength)
+	if end > r.pages() {
+		return nil, protocol.CodeOutOfRegion
+	}
+	if r.overlaps(first, end) {
+		return nil, protocol.CodeOverlap
+	}
+	return r, 0
+}
+
+// admitted makes the entry part of the state.
+func (m *Machine) admitted(r *region, ctx *contextRecord, e *protocol.RegisterEntry) {
+	slot := m.table.slots.lowest()
+	x := m.table.insert(slot, e.Key, m.table.hashOf(ctx.tenant.salt, e.Key))
+	m.head.births++
+	x.birth = m.head.births
+	x.offset, x.length, x.checksum = e.KVOffset, uint32(e.KVLength), e.Checksum //nolint:gosec // checked by admit
+	x.region, x.ctx = r.id, ctx.id
+	x.added = m.head.now
+	switch {
+	case e.TTLMS != 0:
+		x.expires = m.head.now + e.TTLMS
+	case m.settings.Policy == "ttl" && m.settings.TTLMS != 0:
+		x.expires = m.head.now + m.settings.TTLMS
+	}
+	if e.HasPrefix {
+		x.flags |= flagPrefix
+		x.hash, x.index, x.group = e.Hash, uint32(e.Index), uint32(e.Group) //nolint:gosec // checked by admit
+		if e.Index > 0 {
+			x.parent = m.prefixParent(ctx.id, e.Parent, x.group)
+		}
+	}
+	m.attach(slot, x, r, ctx)
+	p := m.partition(r, ClassNormal)
+	p.pol.Add(slot)
+	m.entrySum += m.table.hash(slot, x)
+	m.orderSum += orderHash(slot, x.order())
+	m.markEntry(slot)
+	if x.parent != None {
+		m.childAdded(x.parent)
+	}
+	m.stats.Registered++
+}
+
+// attach links an entry with its region, context and prefix. Rebuilding from the store uses it too.
+func (m *Machine) attach(slot Slot, x *entry, r *region, ctx *contextRecord) {
+	first, end := r.span(x.offset, uint64(x.length))
+	r.occupy(first, end, true)
+	r.live++
+	r.liveBytes += uint64(x.length)
+	x.rprev, x.rnext = None, r.head
+	if r.head != None {
+		m.table.at(r.head).rprev = slot
+	}
+	r.head = slot
+	ctx.refs++
+	ctx.tenant.entries++
+	ctx.tenant.bytes += uint64(x.length)
+	if x.flags&flagPrefix != 0 {
+		m.prefixInsert(slot, x)
+	}
+}
+
+// drop removes an entry for whatever reason. With tell, the owner is told that its page is free: it does not know.
+func (m *Machine) drop(slot Slot, why Reason, tell bool) {
+	x := m.table.at(slot)
+	r := m.regions[x.region]
+	if tell && m.out.WantEffects && r.owner != nil && r.owner.open {
+		m.out.Effects = append(m.out.Effects, Effect{Page: m.page(slot, true), Reason: why})
+	}
+	m.entrySum -= m.table.hash(slot, x)
+	for _, p := range m.pinsOf[slot] {
+		m.forgetPin(p)
+	}
+	delete(m.pinsOf, slot)
+	order := x.order()
+	if why != ReasonEvicted && x.pins == 0 {
+		m.partition(r, x.class()).pol.Remove(slot)
+	}
+	m.orderSum -= orderHash(slot, x.order())
+	if x.pins > 0 {
+		r.pinned--
+	}
+	salt := m.contexts[x.ctx].tenant.salt
+	m.detach(slot, x, r)
+	parent := m.validParent(x)
+	m.markEntry(slot)
+	m.table.remove(slot, salt)
+	if parent != None {
+		m.childGone(parent, order)
+	}
+	m.stats.Removed[why]++
+}
+
+// evict removes an entry by the decision of its policy.
+func (m *Machine) evict(slot Slot) {
+	x := m.table.at(slot)
+	m.partition(m.regions[x.region], x.class()).pol.Evict(slot)
+	m.drop(slot, ReasonEvicted, false)
+}
+
+func (m *Machine) detach(slot Slot, x *entry, r *region) {
+	first, end := r.span(x.offset, uint64(x.length))
+	r.occupy(first, end, false)
+	r.live--
+	r.liveBytes -= uint64(x.length)
+	if x.rprev == None {
+		r.head = x.rnext
+	} else {
+		m.table.at(x.rprev).rnext = x.rnext
+	}
+	if x.rnext != None {
+		m.table.at(x.rnext).rprev = x.rprev
+	}
+	ctx := m.contexts[x.ctx]
+	ctx.tenant.entries--
+	ctx.tenant.bytes -= uint64(x.length)
+	if x.flags&flagPrefix != 0 {
+		m.prefixRemove(slot, x)
+	}
+	m.releaseContext(ctx)
+}
+
+// touch counts n uses of an entry.
+func (m *Machine) touch(slot Slot, n uint32) {
+	x := m.table.at(slot)
+	if x.pins == 0 {
+		m.partition(m.regions[x.region], x.class()).pol.Touch(slot, n)
+	}
+	m.stats.Touched += uint64(n)
+}
+
+func (x *entry) order() policy.Order { return policy.Order{Stamp: x.stamp, Aux: x.aux, List: x.list} }
+
+// class is the class of the partition that the entry is in, if it is not hard-pinned.
+func (x *entry) class() Class {
+	if x.flags&flagSoft != 0 {
+		return ClassSoft
+	}
+	return ClassNormal
+}
+
+// page describes the pages of an entry; with own, its key is copied.
+func (m *Machine) page(slot Slot, own bool) Page {
+	x := m.table.at(slot)
+	p := Page{Key: m.table.key(x), Slot: slot, Region: x.region, Offset: x.offset, Length: uint64(x.length)}
+	if own {
+		p.Key = clone(p.Key)
+	}
+	if o := m.regions[x.region].owner; o != nil {
+		p.Owner = o.id
+	}
+	return p
+}
+
+func (m *Machine) applyDelete(s *session, c *Delete, out *Results) {
+	t := m.tenantFor(s)
+	out.code(0)
+	out.uvarint(uint64(len(c.Keys)))
+	for _, key := range c.Keys {
+		slot, ok := m.find(t, key)
+		switch {
+		case !ok || !m.alive(m.table.at(slot)):
+			out.uvarint(uint64(protocol.CodeNotFound))
+		case m.table.at(slot).pins > 0:
+			out.uvarint(uint64(protocol.CodePinned))
+		default:
+			out.uvarint(0)
+			p := m.page(slot, false)
+			out.buf = p.appendTo(out.buf)
+			m.drop(slot, ReasonDeleted, s == nil || p.Owner != s.id)
+		}
+	}
+}

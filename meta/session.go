@@ -1,0 +1,313 @@
+package meta
+
+import (
+	"encoding/binary"
+	"slices"
+
+	"larder/protocol"
+)
+
+// session is a client identity that is kept alive by heartbeats, or was, while regions of it remain.
+type session struct {
+	object
+	id       SessionID
+	instance string
+	tenant   *tenant
+	ttlMS    uint64
+	features uint64
+	secret   uint64
+	process  Process
+	openedMS uint64
+	acked    uint64
+	open     bool
+	fenced   bool // nothing of it writes any more
+
+	// Not in the record.
+	answers    [protocol.Window]*answer
+	remembered int // bytes
+	regions    []*region
+	parts      []*partition
+	pins       []*pin // its own, oldest first
+}
+
+// answer is what became of a seq.
+type answer struct {
+	object
+	session  SessionID
+	seq      uint64
+	canceled bool
+	result   []byte
+}
+
+// tenant counts what its sessions hold.
+type tenant struct {
+	name    string
+	salt    uint64    // sets its keys apart in the index
+	base    ContextID // the context of entries that were registered without one
+	entries uint64
+	bytes   uint64
+	pins    uint64 // durable and soft
+}
+
+// SeqState says what is known of a seq.
+type SeqState uint8
+
+// States of a seq.
+const (
+	SeqUnknown  SeqState = iota // not applied: it may be proposed
+	SeqAnswered                 // applied, and this was the result
+	SeqCanceled                 // refused for ever
+	SeqTooOld                   // acked, and forgotten
+	SeqAhead                    // more than protocol.Window ahead of acked
+)
+
+// Remembered says what is known of a session's seq. The result aliases the machine's memory.
+func (m *Machine) Remembered(id SessionID, seq uint64) ([]byte, SeqState) {
+	s := m.sessions[id]
+	if s == nil {
+		return nil, SeqUnknown
+	}
+	return s.remember(seq)
+}
+
+func (s *session) remember(seq uint64) ([]byte, SeqState) {
+	if seq < s.acked {
+		return nil, SeqTooOld
+	}
+	if seq-s.acked >= protocol.Window {
+		return nil, SeqAhead
+	}
+	a := s.answers[seq%protocol.Window]
+	switch {
+	case a == nil || a.seq != seq:
+		return nil, SeqUnknown
+	case a.canceled:
+		return nil, SeqCanceled
+	default:
+		return a.result, SeqAnswered
+	}
+}
+
+// ack forgets the answers below acked. Its cost is bounded by the window.
+func (m *Machine) ack(s *session, acked uint64) {
+	if acked <= s.acked {
+		return
+	}
+	for i, a := range s.answers {
+		if a != nil && a.seq < acked {
+			s.answers[i] = nil
+			s.remembered -= len(a.result)
+			m.gone(a)
+		}
+	}
+	s.acked = acked
+	m.changed(s)
+}
+
+// answered remembers the result of a seq.
+func (m *Machine) answered(s *session, seq uint64, result []byte, canceled bool) {
+	a := &answer{session: s.id, seq: seq, result: clone(result), canceled: canceled}
+	s.answers[seq%protocol.Window] = a
+	s.remembered += len(a.result)
+	m.changed(a)
+}
+
+func (m *Machine) applyOpenSession(c *OpenSession, out *Results) {
+	if len(c.Instance) == 0 || len(c.Instance) > protocol.MaxNameBytes || len(c.Tenant) > protocol.MaxNameBytes {
+		out.fail(protocol.CodeBadRequest)
+		return
+	}
+	if id, ok := m.openOf[c.Instance]; ok {
+		s := m.sessions[id]
+		if s.secret != c.Secret && c.Replaces != id {
+			// A second process under the same name: the leader closes the old session first, if it may.
+			out.fail(protocol.CodeDuplicate)
+			return
+		}
+		if s.secret == c.Secret {
+			m.sessionResult(s, out)
+			return
+		}
+	}
+	if old := m.sessions[c.Replaces]; old != nil && old.instance == c.Instance {
+		m.closeSession(old)
+		m.fenceSession(old)
+	}
+	if len(m.sessions) >= MaxSessions {
+		out.fail(protocol.CodeLimit)
+		return
+	}
+	tenantName := c.Tenant
+	if tenantName == "" {
+		tenantName = DefaultTenant
+	}
+	t, ok := m.tenantOf(tenantName)
+	if !ok {
+		out.fail(protocol.CodeLimit)
+		return
+	}
+	m.head.nextSession++
+	s := &session{
+		id: m.head.nextSession, instance: c.Instance, tenant: t, ttlMS: c.TTLMS, features: c.Features,
+		secret: c.Secret, process: c.Process, openedMS: m.head.now, acked: 1, open: true,
+	}
+	m.sessions[s.id] = s
+	m.openOf[s.instance] = s.id
+	m.changed(s)
+	m.sessionResult(s, out)
+}
+
+func (m *Machine) sessionResult(s *session, out *Results) {
+	out.code(0)
+	out.uvarint(uint64(s.id))
+	out.u64(s.secret)
+	out.uvarint(s.ttlMS)
+}
+
+func (m *Machine) applyCloseSession(c *CloseSession, out *Results) {
+	s := m.sessions[c.ID]
+	if s == nil {
+		out.code(0) // closed before: closing is idempotent
+		return
+	}
+	m.closeSession(s)
+	if c.Fenced {
+		m.fenceSession(s)
+	}
+	m.forgetSession(s)
+	out.code(0)
+}
+
+// closeSession ends a session: its pins are undone, its answers forgotten, its regions orphaned.
+func (m *Machine) closeSession(s *session) {
+	if !s.open {
+		return
+	}
+	s.open = false
+	if m.openOf[s.instance] == s.id {
+		delete(m.openOf, s.instance)
+	}
+	for i, a := range s.answers {
+		if a != nil {
+			s.answers[i] = nil
+			m.gone(a)
+		}
+	}
+	s.remembered = 0
+	for _, p := range s.pins {
+		m.undoPin(p)
+	}
+	s.pins = nil
+	for _, r := range s.regions {
+		if r.state == RegionOwned {
+			m.setRegionState(r, RegionOrphaned)
+		}
+	}
+	m.changed(s)
+}
+
+// fenceSession says that nothing of a closed session writes any more: its regions may be given away.
+func (m *Machine) fenceSession(s *session) {
+	s.fenced = true
+	m.changed(s)
+	for _, r := range slices.Clone(s.regions) {
+		switch r.state {
+		case RegionOrphaned:
+			m.depart(r)
+		case RegionMarked:
+			m.drain(r)
+		}
+	}
+}
+
+func (m *Machine) applyFence(c *Fence, out *Results) {
+	s := m.sessions[c.ID]
+	switch {
+	case s == nil:
+	case s.open:
+		out.fail(protocol.CodeBadRequest)
+		return
+	default:
+		m.fenceSession(s)
+		m.forgetSession(s)
+	}
+	out.code(0)
+}
+
+// forgetSession removes a closed session that has no regions left.
+func (m *Machine) forgetSession(s *session) {
+	if s.open || len(s.regions) > 0 {
+		return
+	}
+	for _, p := range s.parts {
+		p.discard(m)
+	}
+	delete(m.sessions, s.id)
+	m.gone(s)
+}
+
+func (m *Machine) applyCancel(s *session, c *Cancel, out *Results) {
+	if s == nil || len(c.Seqs) > protocol.Window {
+		out.fail(protocol.CodeBadRequest)
+		return
+	}
+	out.code(0)
+	out.uvarint(uint64(len(c.Seqs)))
+	for _, seq := range c.Seqs {
+		_, state := s.remember(seq)
+		if state == SeqUnknown {
+			m.answered(s, seq, nil, true)
+		}
+		out.uvarint(b2u(state == SeqAnswered))
+	}
+}
+
+func b2u(b bool) uint64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func (s *session) appendKey(b []byte) []byte {
+	return binary.BigEndian.AppendUint64(append(b, recSession), uint64(s.id))
+}
+
+func (s *session) appendValue(b []byte) []byte {
+	b = appendBytes(appendBytes(b, s.instance), s.tenant.name)
+	b = binary.AppendUvarint(b, s.ttlMS)
+	b = binary.AppendUvarint(b, s.features)
+	b = appendU64(b, s.secret)
+	b = s.process.appendTo(b)
+	b = binary.AppendUvarint(b, s.openedMS)
+	b = binary.AppendUvarint(b, s.acked)
+	return appendBool(appendBool(b, s.open), s.fenced)
+}
+
+// load reads a session; its tenant is left to the caller, by name.
+func (s *session) load(key, value *decoder) {
+	s.id = SessionID(key.be64())
+	s.instance = value.string()
+	s.tenant = &tenant{name: value.string()}
+	s.ttlMS, s.features, s.secret = value.uvarint(), value.uvarint(), value.u64()
+	s.process.decode(value)
+	s.openedMS, s.acked = value.uvarint(), value.uvarint()
+	s.open, s.fenced = value.bool(), value.bool()
+}
+
+func (a *answer) appendKey(b []byte) []byte {
+	b = binary.BigEndian.AppendUint64(append(b, recAnswer), uint64(a.session))
+	return append(b, byte(a.seq%protocol.Window))
+}
+
+func (a *answer) appendValue(b []byte) []byte {
+	b = appendBool(binary.AppendUvarint(b, a.seq), a.canceled)
+	return appendBytes(b, a.result)
+}
+
+func (a *answer) load(key, value *decoder) {
+	a.session = SessionID(key.be64())
+	key.byte()
+	a.seq, a.canceled = value.uvarint(), value.bool()
+	a.result = clone(value.bytes())
+}

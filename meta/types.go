@@ -1,0 +1,194 @@
+package meta
+
+import (
+	"larder/meta/policy"
+	"larder/protocol"
+)
+
+// Slot is the dense id of an entry: the lowest one that was free when the entry was registered. A slot is
+// reused; (Slot, Birth) never is.
+type Slot = policy.Slot
+
+// None is no slot.
+const None = policy.None
+
+// SessionID names a session for ever. 0 is no session.
+type SessionID uint64
+
+// RegionID names a region for ever. 0 is no region.
+type RegionID uint32
+
+// DeviceID names a device for ever. 0 is no device.
+type DeviceID uint32
+
+// ContextID names an interned Context within one pool.
+type ContextID uint32
+
+// Limits of the state machine. Each bounds what one command, session or tenant can make the index hold or do.
+const (
+	// MaxSessions bounds sessions, live or kept because regions of theirs remain.
+	MaxSessions = 65536
+	// MaxRegions bounds regions, since planning walks them.
+	MaxRegions = 65536
+	// MaxRegionPages bounds the pages of one region, and with them its occupancy bitmap (2 MiB).
+	MaxRegionPages = 1 << 24
+	// MaxDevices bounds devices.
+	MaxDevices = 4096
+	// MaxContexts bounds interned contexts, since CLEAR walks them.
+	MaxContexts = 65536
+	// MaxClearMarks bounds the CLEARs by key prefix in progress, since every lookup compares them.
+	MaxClearMarks = 64
+	// MaxSessionPins bounds a session's own pins, since they are undone in one command when it ends.
+	MaxSessionPins = 4096
+	// MaxDurablePins bounds durable and soft pins of one tenant.
+	MaxDurablePins = 65536
+	// MaxDropPerCommand bounds the entries that one command removes: about 2 ms of the state machine's time.
+	MaxDropPerCommand = 4096
+	// MaxRemembered bounds the bytes of remembered replies of one session.
+	MaxRemembered = 4 << 20
+	// MinPageSize is the smallest page, and the alignment of extents.
+	MinPageSize = 4096
+	// MaxEntryBytes bounds one entry: lengths are kept in 32 bits.
+	MaxEntryBytes = 1<<32 - 1
+)
+
+// RegionState says who may write to a region.
+type RegionState uint8
+
+// Region states.
+const (
+	// RegionOwned: the owner's session is open, or closed but its process may still write.
+	RegionOwned RegionState = iota + 1
+	// RegionOrphaned: the owner's session has ended and its process is not known to be dead: fenced, skipped.
+	RegionOrphaned
+	// RegionDeparted: nobody writes there any more (returned, or the owner is proven dead); its entries are served.
+	RegionDeparted
+	// RegionMarked: taken from a live owner, whose acknowledgement is awaited.
+	RegionMarked
+	// RegionDraining: empty and unowned; freed once no reader can hold a lease in it.
+	RegionDraining
+)
+
+var regionStates = [...]string{"", "owned", "orphaned", "departed", "marked", "draining"}
+
+// String returns the state's name as `larder ctl regions` shows it.
+func (s RegionState) String() string { return regionStates[s] }
+
+// Class of an entry, as eviction sees it.
+type Class uint8
+
+// Classes.
+const (
+	ClassNormal Class = iota // evicted in the policy's order
+	ClassSoft                // soft-pinned: evicted last, but before a store fails
+	ClassHard                // pinned: never evicted
+)
+
+// String returns the class's name.
+func (c Class) String() string { return [...]string{"normal", "soft", "hard"}[c] }
+
+// Context scopes prefix hashes and CLEAR.
+type Context struct {
+	Tenant    string
+	Model     string
+	LoRA      string
+	Salt      string
+	BlockSize uint64
+	Seed      uint64
+}
+
+// Settings are the replicated settings. A zero pool takes DefaultSettings; SetSettings changes them for everybody.
+type Settings struct {
+	Version               uint32 // cluster version: gates commands and formats
+	Policy                string // eviction policy
+	TTLMS                 uint64 // default time to live under the ttl policy
+	PageSize              uint64 // for requests that name none
+	RegionSize            uint64 // for requests that name none
+	MaxRegionsPerInstance uint64 // 0 = unlimited
+	MinRegionAgeMS        uint64 // a live client's region is not taken before it is this old
+}
+
+// ClusterVersion is the newest version of commands and formats that this binary speaks.
+const ClusterVersion = 1
+
+// DefaultSettings returns the settings of a new pool.
+func DefaultSettings() Settings {
+	return Settings{
+		Version: ClusterVersion, Policy: "lru", PageSize: 64 << 10, RegionSize: 64 << 20, MinRegionAgeMS: 5000,
+	}
+}
+
+// Process identifies a client's process on its host, so that a server on the same host can tell that it is dead.
+type Process struct {
+	BootID       string // the host's boot id
+	PIDNamespace uint64
+	PID          uint64
+	Start        uint64 // clock ticks after boot
+}
+
+// Known reports whether the client said who it is.
+func (p Process) Known() bool { return p.BootID != "" && p.PID != 0 }
+
+// Location is where an entry's bytes lie.
+type Location struct {
+	Region       RegionID
+	Device       DeviceID
+	RegionOffset uint64 // of the region in the device, bytes
+	RegionLength uint64
+	Generation   uint64 // of the device
+	Epoch        uint64 // of the region
+	PageSize     uint64
+	Offset       uint64 // of the entry in the region
+	Length       uint64
+	Checksum     uint64 // XXH3-64, 0 = none
+}
+
+// Wire converts a location to the protocol's form.
+func (l *Location) Wire() protocol.Location {
+	return protocol.Location{
+		Region: protocol.Region{
+			Handle: protocol.Handle{
+				RegionID: uint64(l.Region), Offset: l.RegionOffset, Length: l.RegionLength,
+			},
+			Device: uint64(l.Device), Generation: l.Generation, Epoch: l.Epoch, PageSize: l.PageSize,
+		},
+		KVOffset: l.Offset, KVLength: l.Length, Checksum: l.Checksum,
+	}
+}
+
+// Page is a run of pages that an entry held and that its owner may reuse once no lease is left on it.
+type Page struct {
+	Key    []byte
+	Slot   Slot // the entry's, for the lease table
+	Region RegionID
+	Owner  SessionID
+	Offset uint64
+	Length uint64
+}
+
+// Effect is a page freed by somebody who is not its owner; the leader tells the owner.
+type Effect struct {
+	Page
+	Reason Reason
+}
+
+// Reason says why an entry left the index.
+type Reason uint8
+
+// Reasons.
+const (
+	ReasonDeleted Reason = iota + 1
+	ReasonEvicted
+	ReasonCleared
+	ReasonLost    // the device's generation was retired
+	ReasonExpired // time to live
+	ReasonTaken   // its region was given to somebody else
+)
+
+// Reasons counts Reason values for metrics.
+const Reasons = int(ReasonTaken) + 1
+
+// String returns the reason as a metric label.
+func (r Reason) String() string {
+	return [...]string{"", "deleted", "evicted", "cleared", "lost", "expired", "taken"}[r]
+}
