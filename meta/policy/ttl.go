@@ -13,7 +13,7 @@ const (
 	secondBits = 42
 	// never is the queue of entries without an expiry: the last.
 	never = 1<<secondBits - 1
-	// stepsPerLife is how finely expiries are told apart, at least: to 1/512 of
+	// stepsPerLifeBits is how finely expiries are told apart, at least: to 1/512 of
 	// the entry's own life, and never finer than a second. It bounds the queues
 	// that unexpired entries can spread over to 1,024 for each doubling of the
 	// life, whatever lives clients ask for.
@@ -48,6 +48,9 @@ func (p *ttl) key(s Slot) uint64 {
 		step <<= max(0, bits.Len64(life)-1-stepsPerLifeBits)
 	}
 	second := expires / 1000
+	if expires%1000 > 0 {
+		second++
+	}
 	return min((second+step-1)&^(step-1), never-1)
 }
 
