@@ -41,12 +41,10 @@ func (m *KeysRequest) DecodeAs(b []byte, t Type) error {
 
 // outcome is the name of the bool that answers a request of type t for one key.
 func outcome(t Type) string {
-	switch t &^ ReplyBit {
-	case TypeExists, TypePin:
+	if t &^= ReplyBit; t == TypeExists || t == TypePin {
 		return "exists"
-	default:
-		return "success"
 	}
+	return "success"
 }
 
 // AppendAs appends m as the payload of the reply to a request of type t; for one key, Results has one element.

@@ -84,14 +84,11 @@ func (c Code) String() string {
 
 // Retryable reports whether the same request, with the same seq, may succeed later or at another member.
 func (c Code) Retryable() bool {
-	switch c {
-	case CodeNotLeader, CodeUnavailable, CodeDiskFull, CodePending, CodeBusy, CodeTimeout, CodeRevoking,
-		CodeTooManyUnacked:
-		return true
-	default:
-		return false
-	}
+	return c < 64 && retryable>>c&1 != 0
 }
+
+const retryable uint64 = 1<<CodeNotLeader | 1<<CodeUnavailable | 1<<CodeDiskFull | 1<<CodePending | 1<<CodeBusy |
+	1<<CodeTimeout | 1<<CodeRevoking | 1<<CodeTooManyUnacked
 
 // Error describes e for people, code first. It makes *Error an error; replies embed Error as a field of that name,
 // so that they are not errors themselves.

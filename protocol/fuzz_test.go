@@ -48,7 +48,9 @@ func FuzzDecode(f *testing.F) {
 
 // FuzzQuick checks that the order of fields, on which the quick paths depend, never changes what a message means.
 func FuzzQuick(f *testing.F) {
-	entry := RegisterEntry{Key: []byte("key"), RegionID: 1, KVOffset: 300, KVLength: 1 << 20, Epoch: 1 << 40, HasPrefix: true, Hash: 5}
+	entry := RegisterEntry{
+		Key: []byte("key"), RegionID: 1, KVOffset: 300, KVLength: 1 << 20, Epoch: 1 << 40, HasPrefix: true, Hash: 5,
+	}
 	e := enc{}
 	s := e.open()
 	e.registerEntry(&entry)

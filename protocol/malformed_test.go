@@ -68,35 +68,111 @@ func TestMalformed(t *testing.T) {
 		{"key of nil", new(LookupRequest), TypeLookup, object{"key": nil}, "key", CodeBadRequest},
 		{"key too long", new(LookupRequest), TypeLookup, object{"key": long}, "key", CodeKeyTooLong},
 		{"bin too long", new(LookupRequest), TypeLookup, object{"key": []byte(long)}, "key", CodeKeyTooLong},
-		{"one key too long", new(LookupRequest), TypeBatchLookup, object{"keys": []string{"a", long}}, "keys", CodeKeyTooLong},
+		{
+			"one key too long", new(LookupRequest), TypeBatchLookup,
+			object{"keys": []string{"a", long}},
+			"keys", CodeKeyTooLong,
+		},
 		{"a key as list", new(LookupRequest), TypeBatchLookup, object{"keys": "a"}, "keys", CodeBadRequest},
-		{"batch too large", new(LookupRequest), TypeBatchLookup, object{"keys": repeated("k", MaxBatch+1)}, "keys", CodeLimit},
+		{
+			"batch too large", new(LookupRequest), TypeBatchLookup,
+			object{"keys": repeated("k", MaxBatch+1)},
+			"keys", CodeLimit,
+		},
 		{"too many leases", new(LeasesRequest), TypeRenew, object{"leases": repeated(1, MaxBatch+1)}, "leases", CodeLimit},
-		{"too many hashes", new(PrefixMatchRequest), TypePrefixMatch, object{"hashes": repeated(1, MaxBatch+1)}, "hashes", CodeLimit},
+		{
+			"too many hashes", new(PrefixMatchRequest), TypePrefixMatch,
+			object{"hashes": repeated(1, MaxBatch+1)},
+			"hashes", CodeLimit,
+		},
 		{"page too large", new(ListKeysRequest), TypeListKeys, object{"limit": MaxBatch + 1}, "limit", CodeLimit},
-		{"a name too long", new(AllocRequest), TypeRequestAlloc, object{"instance_id": name, "size": 1}, "instance_id", CodeBadRequest},
+		{
+			"a name too long", new(AllocRequest), TypeRequestAlloc,
+			object{"instance_id": name, "size": 1},
+			"instance_id", CodeBadRequest,
+		},
 		{"a name of bytes", new(HandshakeRequest), TypeHandshake, object{"tenant": "\xff"}, "tenant", CodeBadRequest},
 		{"no size", new(AllocRequest), TypeRequestAlloc, object{"instance_id": "i"}, "size", CodeBadRequest},
-		{"negative size", new(AllocRequest), TypeRequestAlloc, object{"instance_id": "i", "size": -1}, "size", CodeBadRequest},
-		{"size of 2.0", new(AllocRequest), TypeRequestAlloc, object{"instance_id": "i", "size": 2.0}, "size", CodeBadRequest},
-		{"size as text", new(AllocRequest), TypeRequestAlloc, object{"instance_id": "i", "size": "2"}, "size", CodeBadRequest},
-		{"evict of 1", new(AllocRequest), TypeRequestAlloc, object{"instance_id": "i", "size": 1, "evict": 1}, "evict", CodeBadRequest},
+		{
+			"negative size", new(AllocRequest), TypeRequestAlloc,
+			object{"instance_id": "i", "size": -1},
+			"size", CodeBadRequest,
+		},
+		{
+			"size of 2.0", new(AllocRequest), TypeRequestAlloc,
+			object{"instance_id": "i", "size": 2.0},
+			"size", CodeBadRequest,
+		},
+		{
+			"size as text", new(AllocRequest), TypeRequestAlloc,
+			object{"instance_id": "i", "size": "2"},
+			"size", CodeBadRequest,
+		},
+		{
+			"evict of 1", new(AllocRequest), TypeRequestAlloc,
+			object{"instance_id": "i", "size": 1, "evict": 1},
+			"evict", CodeBadRequest,
+		},
 		{"no entries", register, TypeBatchRegister, object{}, "entries", CodeBadRequest},
-		{"entry without key", register, TypeBatchRegister, object{"entries": []any{entry("", 0), entry("key", nil)}}, "entries[1].key", CodeBadRequest},
-		{"entry without length", register, TypeBatchRegister, object{"entries": []any{entry("kv_length", nil)}}, "entries[0].kv_length", CodeBadRequest},
-		{"entry of wrong type", register, TypeBatchRegister, object{"entries": []any{entry("epoch", "x")}}, "entries[0].epoch", CodeBadRequest},
-		{"entry that is none", register, TypeBatchRegister, object{"entries": []any{entry("", 0), 5}}, "entries[1]", CodeBadRequest},
+		{
+			"entry without key", register, TypeBatchRegister,
+			object{"entries": []any{entry("", 0), entry("key", nil)}},
+			"entries[1].key", CodeBadRequest,
+		},
+		{
+			"entry without length", register, TypeBatchRegister,
+			object{"entries": []any{entry("kv_length", nil)}},
+			"entries[0].kv_length", CodeBadRequest,
+		},
+		{
+			"entry of wrong type", register, TypeBatchRegister,
+			object{"entries": []any{entry("epoch", "x")}},
+			"entries[0].epoch", CodeBadRequest,
+		},
+		{
+			"entry that is none", register, TypeBatchRegister,
+			object{"entries": []any{entry("", 0), 5}},
+			"entries[1]", CodeBadRequest,
+		},
 		{"first entry is none", register, TypeBatchRegister, object{"entries": []any{5}}, "entries[0]", CodeBadRequest},
 		{"context of wrong type", register, TypeRegister, entry("context", 5), "context", CodeBadRequest},
-		{"model too long", register, TypeRegister, entry("context", object{"model": name}), "context.model", CodeBadRequest},
+		{
+			"model too long", register, TypeRegister,
+			entry("context", object{"model": name}),
+			"context.model", CodeBadRequest,
+		},
 		{"lookup without handle", new(LookupReply), TypeLookup, object{"found": true}, "handle", CodeBadRequest},
 		{"lookup without found", new(LookupReply), TypeLookup, object{}, "found", CodeBadRequest},
-		{"half a handle", new(LookupReply), TypeLookup, object{"found": true, "handle": object{"region_id": 1}}, "handle.offset", CodeBadRequest},
-		{"a handle of 5", new(LookupReply), TypeBatchLookup, object{"entries": []any{object{"handle": 5}}}, "entries[0].handle", CodeBadRequest},
-		{"packed in part", new(LookupReply), TypeBatchLookup, object{"packed": make([]byte, PackedSize+1)}, "packed", CodeBadRequest},
-		{"too much packed", new(LookupReply), TypeBatchLookup, object{"packed": make([]byte, PackedSize*(MaxBatch+1))}, "packed", CodeLimit},
-		{"existing beyond the results", new(RegisterReply), TypeBatchRegister, object{"success": true, "results": []bool{false}, "existing": []any{object{"index": 1}}}, "existing[0]", CodeBadRequest},
-		{"code over 65535", new(SuccessReply), TypeReturnAlloc, object{"success": false, "code": 65536}, "code", CodeBadRequest},
+		{
+			"half a handle", new(LookupReply), TypeLookup,
+			object{"found": true, "handle": object{"region_id": 1}},
+			"handle.offset", CodeBadRequest,
+		},
+		{
+			"a handle of 5", new(LookupReply), TypeBatchLookup,
+			object{"entries": []any{object{"handle": 5}}},
+			"entries[0].handle", CodeBadRequest,
+		},
+		{
+			"packed in part", new(LookupReply), TypeBatchLookup,
+			object{"packed": make([]byte, PackedSize+1)},
+			"packed", CodeBadRequest,
+		},
+		{
+			"too much packed", new(LookupReply), TypeBatchLookup,
+			object{"packed": make([]byte, PackedSize*(MaxBatch+1))},
+			"packed", CodeLimit,
+		},
+		{
+			"existing beyond the results", new(RegisterReply), TypeBatchRegister,
+			object{"success": true, "results": []bool{false}, "existing": []any{object{"index": 1}}},
+			"existing[0]", CodeBadRequest,
+		},
+		{
+			"code over 65535", new(SuccessReply), TypeReturnAlloc,
+			object{"success": false, "code": 65536},
+			"code", CodeBadRequest,
+		},
 		{"clear without scope", new(ClearRequest), TypeClear, object{"seq": 1}, "", CodeBadRequest},
 		{"clear with two scopes", new(ClearRequest), TypeClear, object{"all": true, "tenant": "t"}, "", CodeBadRequest},
 		{"clear of the empty prefix", new(ClearRequest), TypeClear, object{"prefix": ""}, "", CodeBadRequest},
@@ -187,7 +263,9 @@ func TestNumbers(t *testing.T) {
 		require.NoError(t, m.Decode([]byte("\x81\xa7session"+c.in)))
 		require.Equal(t, c.want, m.Session, "%q", c.in)
 	}
-	for _, in := range []string{"\xff", "\xe0", "\xd0\xff", "\xd1\xff\xff", "\xd2\xff\xff\xff\xff", "\xd3\xff\xff\xff\xff\xff\xff\xff\xff"} {
+	for _, in := range []string{
+		"\xff", "\xe0", "\xd0\xff", "\xd1\xff\xff", "\xd2\xff\xff\xff\xff", "\xd3\xff\xff\xff\xff\xff\xff\xff\xff",
+	} {
 		err := new(HandshakeRequest).Decode([]byte("\x81\xa7session" + in))
 		requireDecodeError(t, err, "session", CodeBadRequest)
 		require.ErrorContains(t, err, "negative")

@@ -298,7 +298,7 @@ type RegisterRequest struct {
 // RegisterResult is the outcome for one entry.
 type RegisterResult struct {
 	IsNew       bool     // "is_new" (single); in a batch the "results" array of bool
-	Code        Code     // "code": why the entry was refused; 0 = it was not
+	Code        Code     // "code", in a single reply "entry_code": why the entry was refused; 0 = it was not
 	Existing    Location // where the existing entry lies, when IsNew is false
 	ExistingKey []byte   // "existing_key": when the same prefix hash is held under another key
 }
@@ -343,7 +343,7 @@ type KeysRequest struct {
 	Pin  PinSpec // for PIN and UNPIN
 }
 
-// PinSpec says what kind of pin: {kind?, owner?, ttl_ms?}.
+// PinSpec says what kind of pin; its fields lie beside the keys.
 type PinSpec struct {
 	Kind  string // "kind": "" or "session" = ends with the session; "durable" = named, until undone; "soft" = evicted last
 	Owner string // "owner": the name of a durable pin
@@ -415,7 +415,7 @@ type ListKeysRequest struct {
 	Limit  uint64 // "limit": at most MaxBatch
 }
 
-// KeyInfo is one row of it: {key, + Location, uses, pins, tenant}.
+// KeyInfo is one row of LIST_KEYS: {key, + Location, pins?, class?}.
 type KeyInfo struct {
 	Key []byte
 	Location

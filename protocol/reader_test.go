@@ -232,3 +232,41 @@ func TestCompression(t *testing.T) {
 		require.Equal(t, Header{Type: TypeLookup | ReplyBit, Flags: 4, Sequence: 8}, h)
 	})
 }
+
+// TestLargestBatchFits checks what MaxPayload promises: no batch within its limits is too long for a frame.
+func TestLargestBatchFits(t *testing.T) {
+	const most = 1<<64 - 1
+	key := bytes.Repeat([]byte{0xff}, MaxKeyBytes)
+	where := Location{
+		Region: Region{
+			Handle: Handle{RegionID: most, Offset: most, Length: most, AuthToken: most},
+			Device: most, Generation: most, Epoch: most, PageSize: most,
+		},
+		KVOffset: most, KVLength: most, Checksum: most,
+	}
+	register := RegisterRequest{Entries: make([]RegisterEntry, MaxBatch)}
+	registered := RegisterReply{Results: make([]RegisterResult, MaxBatch)}
+	found := LookupReply{Results: make([]LookupResult, MaxBatch)}
+	evicted := AllocReply{Evicted: make([]Page, MaxBatch), Found: make([]bool, MaxBatch)}
+	listed := ListKeysReply{Keys: make([]KeyInfo, MaxBatch)}
+	for i := range MaxBatch {
+		register.Entries[i] = RegisterEntry{
+			Key: key, RegionID: most, KVOffset: most, KVLength: most, Epoch: most, Checksum: most, TTLMS: most,
+			HasPrefix: true, Hash: most, Parent: most, Index: most, Group: most, Touch: true,
+		}
+		registered.Results[i] = RegisterResult{Code: CodeDuplicate, Existing: where, ExistingKey: key}
+		found.Results[i] = LookupResult{Found: true, Location: where, Lease: most, LeaseMS: most}
+		evicted.Evicted[i] = Page{Key: key, RegionID: most, KVOffset: most, KVLength: most, FreeAfterMS: most}
+		listed.Keys[i] = KeyInfo{Key: key, Location: where, Pins: most, Class: "hard"}
+	}
+	for name, b := range map[string][]byte{
+		"register":       register.AppendAs(nil, TypeBatchRegister),
+		"register reply": registered.AppendAs(nil, TypeBatchRegister),
+		"lookup reply":   found.AppendAs(nil, TypeBatchLookup),
+		"packed reply":   found.AppendPacked(nil),
+		"alloc reply":    evicted.Append(nil),
+		"keys":           listed.Append(nil),
+	} {
+		require.LessOrEqual(t, len(b), MaxPayload, name)
+	}
+}

@@ -59,10 +59,6 @@ func (t Type) Reply() Type { return t | ReplyBit }
 
 // Batch reports whether t, a request's or its reply's type, carries many items where its sibling carries one.
 func (t Type) Batch() bool {
-	switch t &^ ReplyBit {
-	case TypeBatchRegister, TypeBatchLookup, TypeBatchExists, TypeBatchPin, TypeBatchUnpin, TypeBatchDelete:
-		return true
-	default:
-		return false
-	}
+	t &^= ReplyBit
+	return t >= TypeBatchRegister && t <= TypeBatchUnpin || t == TypeBatchDelete
 }
