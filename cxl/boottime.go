@@ -7,8 +7,9 @@ import (
 )
 
 // Boottime returns nanoseconds since this host booted, time spent in suspend included (CLOCK_BOOTTIME). It never goes
-// back, and is comparable between processes of one host and one time namespace. It costs one bare system call, as the
-// runtime's own clock, which is cheaper, stands still through a suspend.
+// back, and is comparable between processes of one host and one time namespace. It costs one bare system call, 0.1 to
+// 0.5 us by the machine's mitigations, as the runtime's own clock, which is cheaper, stands still through a suspend:
+// read it once for a batch of requests. It does not allocate.
 func Boottime() int64 { return readClock(unix.CLOCK_BOOTTIME) }
 
 // wallNanos is the wall clock in Unix nanoseconds, for records that people read.

@@ -153,7 +153,10 @@ func (w *watch) run() {
 	defer close(w.done)
 	defer closeFD(w.pidfd)
 	for {
-		fds := []unix.PollFd{{Fd: int32(w.pidfd), Events: unix.POLLIN}, {Fd: int32(w.wake), Events: unix.POLLIN}} //nolint:gosec // descriptors fit
+		fds := []unix.PollFd{
+			{Fd: int32(w.pidfd), Events: unix.POLLIN}, //nolint:gosec // a descriptor fits
+			{Fd: int32(w.wake), Events: unix.POLLIN},  //nolint:gosec // a descriptor fits
+		}
 		if _, err := unix.Poll(fds, -1); err != nil {
 			continue // EINTR; poll on two valid descriptors has no other lasting error
 		}
