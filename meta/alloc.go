@@ -57,7 +57,7 @@ func (m *Machine) allocEvict(s *session, c *Alloc, out *Results) {
 	for _, v := range c.Victims {
 		if m.table.live(v.Slot) {
 			x := m.table.at(v.Slot)
-			if x.birth == v.Birth && x.pins == 0 && m.regions[x.region].owner == s {
+			if x.birth == v.Birth && x.pins == 0 && m.regionOf(x).owner == s {
 				good = append(good, v)
 			}
 		}

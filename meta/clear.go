@@ -17,16 +17,16 @@ type clearMark struct {
 // alive reports whether an entry may be served: it was not cleared, its bytes were not lost, its region not taken, its
 // time is not over.
 func (m *Machine) alive(x *entry) bool {
-	r := m.regions[x.region]
+	r := m.regionOf(x)
 	return r.generation == r.device.Generation && r.state <= RegionDeparted &&
-		x.birth > m.head.clearedAll && x.birth > m.contexts[x.ctx].cleared &&
+		x.birth > m.head.clearedAll && x.birth > m.contextOf(x).cleared &&
 		(x.expires == 0 || x.expires > m.head.now) && (len(m.head.marks) == 0 || !m.marked(x))
 }
 
 func (m *Machine) marked(x *entry) bool {
 	for i := range m.head.marks {
 		c := &m.head.marks[i]
-		if x.birth <= c.born && m.contexts[x.ctx].tenant.name == c.tenant && bytes.HasPrefix(m.table.key(x), c.prefix) {
+		if x.birth <= c.born && m.contextOf(x).tenant.name == c.tenant && bytes.HasPrefix(m.table.key(x), c.prefix) {
 			return true
 		}
 	}
@@ -35,7 +35,7 @@ func (m *Machine) marked(x *entry) bool {
 
 // whyDead says why an entry that is not alive died.
 func (m *Machine) whyDead(x *entry) Reason {
-	r := m.regions[x.region]
+	r := m.regionOf(x)
 	switch {
 	case r.generation != r.device.Generation:
 		return ReasonLost
@@ -118,7 +118,7 @@ func (m *Machine) applySweep(c *Sweep, out *Results) {
 		slot := Slot(m.head.sweepAt) //nolint:gosec // below table.end
 		m.head.sweepAt++
 		if m.table.live(slot) && !m.alive(m.table.at(slot)) {
-			r := m.regions[m.table.at(slot).region]
+			r := m.regionOf(m.table.at(slot))
 			m.drop(slot, m.whyDead(m.table.at(slot)), true)
 			dropped++
 			if r.live == 0 && (r.state == RegionDeparted || r.state == RegionDraining) {
@@ -168,7 +168,7 @@ func (m *Machine) ListKeys(tenantName string, prefix []byte, cursor uint64, limi
 		}
 		x := m.table.at(s)
 		if bytes.HasPrefix(m.table.key(x), prefix) && m.alive(x) &&
-			(tenantName == "" || m.contexts[x.ctx].tenant.name == tenantName) {
+			(tenantName == "" || m.contextOf(x).tenant.name == tenantName) {
 			fn(s)
 			limit--
 		}

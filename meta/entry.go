@@ -21,8 +21,8 @@ type entry struct {
 	stamp    int64  // policy.Order
 	key      uint32 // keyArena
 	length   uint32
-	region   RegionID
-	ctx      ContextID
+	region   handle // of its region
+	ctx      handle // of its context
 	aux      uint32 // policy.Order
 	links    policy.Links
 	rprev    Slot // entries of the same region
@@ -85,7 +85,7 @@ func (m *Machine) find(t *tenant, key []byte) (Slot, bool) {
 	}
 	for s != None {
 		x := m.table.at(s)
-		if bytes.Equal(m.table.key(x), key) && m.contexts[x.ctx].tenant == t {
+		if bytes.Equal(m.table.key(x), key) && m.contextOf(x).tenant == t {
 			return s, true
 		}
 		s = x.hnext
@@ -135,12 +135,12 @@ func (t *table) remove(s Slot, salt uint64) {
 	t.count--
 }
 
-// hash sums up what must be equal on every replica about an entry, except its order.
-func (t *table) hash(s Slot, e *entry) uint64 {
-	h := xxh3.HashSeed(t.key(e), uint64(s)+1)
+// entryHash sums up what must be equal on every replica about an entry, except its order.
+func (m *Machine) entryHash(s Slot, e *entry) uint64 {
+	h := xxh3.HashSeed(m.table.key(e), uint64(s)+1)
 	for _, v := range [...]uint64{
 		e.birth, e.offset, e.checksum, e.hash, e.expires, e.added,
-		uint64(e.length)<<32 | uint64(e.region), uint64(e.ctx)<<32 | uint64(e.index),
+		uint64(e.length)<<32 | uint64(m.regionOf(e).id), uint64(m.contextOf(e).id)<<32 | uint64(e.index),
 		uint64(e.group)<<32 | uint64(e.pins)<<16 | uint64(e.flags), uint64(e.parent),
 	} {
 		h = mix(h ^ v)
@@ -161,3 +161,32 @@ func mix(x uint64) uint64 {
 	x *= 0x94d049bb133111eb
 	return x ^ x>>31
 }
+
+// handle is how an entry refers to its region and context: a small number of this process, reused, so that an entry
+// finds them without a map. It never leaves the machine.
+type handle uint32
+
+// handles hands out handles.
+type handles[T any] struct {
+	at   []*T
+	free []handle
+}
+
+func (h *handles[T]) put(v *T) handle {
+	if n := len(h.free); n > 0 {
+		i := h.free[n-1]
+		h.free = h.free[:n-1]
+		h.at[i] = v
+		return i
+	}
+	h.at = append(h.at, v)
+	return handle(len(h.at) - 1) //nolint:gosec // bounded by MaxRegions and MaxContexts
+}
+
+func (h *handles[T]) drop(i handle) {
+	h.at[i] = nil
+	h.free = append(h.free, i)
+}
+
+func (m *Machine) regionOf(x *entry) *region         { return m.regionAt.at[x.region] }
+func (m *Machine) contextOf(x *entry) *contextRecord { return m.contextAt.at[x.ctx] }

@@ -21,6 +21,8 @@ type Machine struct {
 	devices    map[DeviceID]*device
 	regions    map[RegionID]*region
 	regionList []*region // ascending by id
+	regionAt   handles[region]
+	contextAt  handles[contextRecord]
 	sessions   map[SessionID]*session
 	openOf     map[string]SessionID // the open session of an instance
 	contexts   map[ContextID]*contextRecord
@@ -330,10 +332,12 @@ func (m *Machine) applySettings(c *SetSettings, out *Results) error {
 
 func (m *Machine) addRegion(r *region) {
 	m.regions[r.id] = r
+	r.handle = m.regionAt.put(r)
 	m.regionList = append(m.regionList, r)
 }
 
 func (m *Machine) removeRegion(r *region) {
 	delete(m.regions, r.id)
+	m.regionAt.drop(r.handle)
 	m.regionList = slices.DeleteFunc(m.regionList, func(x *region) bool { return x == r })
 }

@@ -30,7 +30,7 @@ func (t *policyTable) Info(s Slot) policy.Info {
 	x := m.table.at(s)
 	return policy.Info{
 		KeyHash: stableKeyHash(m.table.key(x)), Bytes: uint64(x.length), AddedMS: x.added, ExpiresMS: x.expires,
-		Index: x.index, Context: uint32(x.ctx), Parent: m.validParent(x), Children: x.children, Class: uint8(x.class()),
+		Index: x.index, Context: uint32(m.contextOf(x).id), Parent: m.validParent(x), Children: x.children, Class: uint8(x.class()),
 	}
 }
 

@@ -161,7 +161,7 @@ func (m *Machine) appendEntry(b []byte, x *entry) []byte {
 	b = binary.AppendUvarint(b, m.head.applied)
 	b = appendBytes(b, m.table.key(x))
 	for _, v := range [...]uint64{
-		x.birth, x.offset, uint64(x.length), uint64(x.region), uint64(x.ctx), x.expires, x.added,
+		x.birth, x.offset, uint64(x.length), uint64(m.regionOf(x).id), uint64(m.contextOf(x).id), x.expires, x.added,
 	} {
 		b = binary.AppendUvarint(b, v)
 	}
@@ -332,6 +332,7 @@ func (m *Machine) loadContext(c *contextRecord) error {
 		c.refs++
 	}
 	m.contexts[c.id] = c
+	c.handle = m.contextAt.put(c)
 	m.contextIDs[c.Context] = c.id
 	return nil
 }
@@ -408,7 +409,7 @@ func (m *Machine) loadEntry(slot Slot, d *decoder) error {
 	}
 	x := m.table.insert(slot, key, m.table.hashOf(ctx.tenant.salt, key))
 	x.birth, x.offset, x.length, x.checksum = birth, offset, uint32(length), checksum //nolint:gosec // written as 32 bits
-	x.region, x.ctx, x.expires, x.added, x.flags = regionID, ctxID, expires, added, flags
+	x.region, x.ctx, x.expires, x.added, x.flags = r.handle, ctx.handle, expires, added, flags
 	if flags&flagPrefix != 0 {
 		x.hash, x.index, x.group = d.u64(), uint32(d.uvarint()), uint32(d.uvarint()) //nolint:gosec // written as 32 bits
 		x.parent = Slot(d.uvarint())                                                 //nolint:gosec // written as 32 bits
@@ -454,7 +455,7 @@ func (m *Machine) restorePolicies(store Store) error {
 	slices.SortFunc(places, func(a, b place) int { return cmp.Compare(a.stamp, b.stamp) })
 	for _, p := range places {
 		x := m.table.at(p.slot)
-		r := m.regions[x.region]
+		r := m.regionOf(x)
 		if r.owner == nil {
 			return fmt.Errorf("entry %d lies in region %d, which nobody owns: %w", p.slot, r.id, ErrCorrupt)
 		}
@@ -466,7 +467,7 @@ func (m *Machine) restorePolicies(store Store) error {
 func (m *Machine) sumEntries() {
 	for s := range m.table.end {
 		if x := m.table.at(s); x.birth != 0 {
-			m.entrySum += m.table.hash(s, x)
+			m.entrySum += m.entryHash(s, x)
 			m.orderSum += orderHash(s, x.order())
 		}
 	}

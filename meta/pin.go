@@ -98,7 +98,7 @@ func (m *Machine) holdPin(p *pin, x *entry) {
 	m.pinsOf[p.slot] = append(m.pinsOf[p.slot], p)
 	if p.class == ClassHard {
 		if x.pins == 0 {
-			m.regions[x.region].pinned++
+			m.regionOf(x).pinned++
 		}
 		x.pins++
 	} else {
@@ -116,7 +116,7 @@ func (m *Machine) countPin(p *pin, x *entry, by int) {
 	if p.session != 0 {
 		return
 	}
-	t := m.contexts[x.ctx].tenant
+	t := m.contextOf(x).tenant
 	t.pins += uint64(by) //nolint:gosec // by is 1 or -1: wraps to a subtraction
 	if p.untilMS == 0 {
 		return
@@ -156,7 +156,7 @@ func (m *Machine) undoPin(p *pin) {
 		}
 		if p.class == ClassHard {
 			if x.pins--; x.pins == 0 {
-				m.regions[x.region].pinned--
+				m.regionOf(x).pinned--
 			}
 		} else if !slices.ContainsFunc(left, func(y *pin) bool { return y.class == ClassSoft }) {
 			x.flags &^= flagSoft
@@ -179,14 +179,14 @@ func (m *Machine) forgetPin(p *pin) {
 // belongs afterwards. To come back is to be used: the entry returns at the hot end.
 func (m *Machine) moveEntry(slot Slot, change func(x *entry)) {
 	x := m.table.at(slot)
-	r := m.regions[x.region]
+	r := m.regionOf(x)
 	wasIn, class := x.pins == 0, x.class()
-	m.entrySum -= m.table.hash(slot, x)
+	m.entrySum -= m.entryHash(slot, x)
 	if wasIn {
 		m.partition(r, class).pol.Remove(slot)
 	}
 	change(x)
-	m.entrySum += m.table.hash(slot, x)
+	m.entrySum += m.entryHash(slot, x)
 	if x.pins == 0 {
 		m.partition(r, x.class()).pol.Add(slot)
 	}
@@ -255,7 +255,7 @@ func (m *Machine) Pins(cursor uint64, limit int) ([]PinInfo, uint64) {
 	for i, p := range ids {
 		x := m.table.at(p.slot)
 		infos[i] = PinInfo{
-			Key: clone(m.table.key(x)), Tenant: m.contexts[x.ctx].tenant.name, Owner: p.owner, Class: p.class,
+			Key: clone(m.table.key(x)), Tenant: m.contextOf(x).tenant.name, Owner: p.owner, Class: p.class,
 			UntilMS: p.untilMS,
 		}
 	}

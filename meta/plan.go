@@ -433,5 +433,5 @@ func (p *planner) victims(used map[Slot]bool) (next func() (Slot, bool), stop fu
 }
 
 func (p *planner) evictable(s Slot) bool {
-	return !p.g.Leased(s) && p.m.regions[p.m.table.at(s).region].state == RegionOwned
+	return !p.g.Leased(s) && p.m.regionOf(p.m.table.at(s)).state == RegionOwned
 }

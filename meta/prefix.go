@@ -21,6 +21,7 @@ type contextRecord struct {
 
 	// Not in the record.
 	tenant *tenant
+	handle handle
 	refs   uint64 // entries; a tenant's base context also counts one for the tenant
 }
 
@@ -58,6 +59,7 @@ func (m *Machine) addContext(c Context, t *tenant) *contextRecord {
 	m.head.nextContext++
 	x := &contextRecord{Context: c, id: m.head.nextContext, tenant: t}
 	m.contexts[x.id] = x
+	x.handle = m.contextAt.put(x)
 	m.contextIDs[c] = x.id
 	m.changed(x)
 	return x
@@ -84,6 +86,7 @@ func (m *Machine) releaseContext(c *contextRecord) {
 	c.refs--
 	if c.refs == 0 {
 		delete(m.contexts, c.id)
+		m.contextAt.drop(c.handle)
 		delete(m.contextIDs, c.Context)
 		m.gone(c)
 	}
@@ -91,7 +94,7 @@ func (m *Machine) releaseContext(c *contextRecord) {
 
 // prefixKey is the key of the prefix index. It is a bijection of the hash within a context, and seeded per process
 // across contexts, so that nobody can choose colliding ones.
-func (m *Machine) prefixKey(ctx ContextID, hash uint64) uint64 {
+func (m *Machine) prefixKey(ctx handle, hash uint64) uint64 {
 	return mix(hash ^ mix(uint64(ctx)^m.prefixSeed))
 }
 
@@ -122,7 +125,7 @@ func (m *Machine) prefixRemove(slot Slot, x *entry) {
 
 // eachPrefix calls fn with the live entries of a prefix hash until it returns false. Which come first depends on the
 // history of this process, so what is done with them must not.
-func (m *Machine) eachPrefix(ctx ContextID, hash uint64, fn func(s Slot, x *entry) bool) {
+func (m *Machine) eachPrefix(ctx handle, hash uint64, fn func(s Slot, x *entry) bool) {
 	s, ok := m.prefixes[m.prefixKey(ctx, hash)]
 	if !ok {
 		return
@@ -138,12 +141,12 @@ func (m *Machine) eachPrefix(ctx ContextID, hash uint64, fn func(s Slot, x *entr
 }
 
 // prefixTwin returns the entry that already holds a prefix hash for the same group member: the oldest one.
-func (m *Machine) prefixTwin(ctx ContextID, hash uint64, group uint32) (Slot, bool) {
+func (m *Machine) prefixTwin(ctx handle, hash uint64, group uint32) (Slot, bool) {
 	return m.oldest(ctx, hash, func(x *entry) bool { return x.group == group })
 }
 
 // prefixParent returns the entry of the parent block, None if it is not there.
-func (m *Machine) prefixParent(ctx ContextID, hash uint64, group uint32) Slot {
+func (m *Machine) prefixParent(ctx handle, hash uint64, group uint32) Slot {
 	s, ok := m.oldest(ctx, hash, func(x *entry) bool { return x.group == group })
 	if !ok {
 		return None
@@ -151,7 +154,7 @@ func (m *Machine) prefixParent(ctx ContextID, hash uint64, group uint32) Slot {
 	return s
 }
 
-func (m *Machine) oldest(ctx ContextID, hash uint64, match func(*entry) bool) (Slot, bool) {
+func (m *Machine) oldest(ctx handle, hash uint64, match func(*entry) bool) (Slot, bool) {
 	best, birth := None, uint64(0)
 	m.eachPrefix(ctx, hash, func(s Slot, x *entry) bool {
 		if match(x) && (best == None || x.birth < birth) {
@@ -174,7 +177,7 @@ func (m *Machine) childAdded(parent Slot) {
 	p := m.table.at(parent)
 	p.children++
 	if p.pins == 0 {
-		m.partition(m.regions[p.region], p.class()).pol.ChildAdded(parent)
+		m.partition(m.regionOf(p), p.class()).pol.ChildAdded(parent)
 	}
 }
 
@@ -182,7 +185,7 @@ func (m *Machine) childGone(parent Slot, order policy.Order) {
 	p := m.table.at(parent)
 	p.children--
 	if p.pins == 0 {
-		m.partition(m.regions[p.region], p.class()).pol.ChildGone(parent, order)
+		m.partition(m.regionOf(p), p.class()).pol.ChildGone(parent, order)
 	}
 }
 
@@ -198,7 +201,7 @@ func (m *Machine) PrefixMatch(ctx *Context, hashes []uint64, members uint64, key
 		return 0
 	}
 	for i, h := range hashes {
-		slot, ok := m.prefixHeld(id, h, members)
+		slot, ok := m.prefixHeld(m.contexts[id].handle, h, members)
 		if !ok {
 			return i
 		}
@@ -210,7 +213,7 @@ func (m *Machine) PrefixMatch(ctx *Context, hashes []uint64, members uint64, key
 }
 
 // prefixHeld reports whether a block is held by all members of its group, and returns one entry of it.
-func (m *Machine) prefixHeld(ctx ContextID, hash, members uint64) (Slot, bool) {
+func (m *Machine) prefixHeld(ctx handle, hash, members uint64) (Slot, bool) {
 	var seen [MaxGroupMembers / 64]uint64
 	count := uint64(0)
 	found, birth := None, uint64(0)

@@ -43,7 +43,7 @@ func (m *Machine) Key(s Slot) []byte { return m.table.key(m.table.at(s)) }
 // Location fills in where the entry of a taken slot lies.
 func (m *Machine) Location(s Slot, l *Location) {
 	x := m.table.at(s)
-	m.regions[x.region].locate(l)
+	m.regionOf(x).locate(l)
 	l.Offset, l.Length, l.Checksum = x.offset, uint64(x.length), x.checksum
 }
 
@@ -59,7 +59,7 @@ type EntryInfo struct {
 // Entry describes the entry of a taken slot.
 func (m *Machine) Entry(s Slot) EntryInfo {
 	x := m.table.at(s)
-	c := m.contexts[x.ctx]
+	c := m.contextOf(x)
 	i := EntryInfo{Tenant: c.Tenant, Model: c.Model, Class: x.class(), AddedMS: x.added}
 	if x.pins > 0 {
 		i.Class = ClassHard

@@ -25,6 +25,7 @@ type region struct {
 	markedFor  SessionID // who gets it once its owner has let go; 0 = nobody
 
 	// Not in the record.
+	handle    handle
 	live      uint32 // entries
 	pinned    uint32 // of them hard-pinned
 	liveBytes uint64

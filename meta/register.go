@@ -38,7 +38,7 @@ func (m *Machine) register(h Header, s *session, ctx *contextRecord, e *protocol
 		}
 	}
 	if e.HasPrefix && !e.Touch {
-		if slot, ok := m.prefixTwin(ctx.id, e.Hash, uint32(e.Group)); ok { //nolint:gosec // checked by admit
+		if slot, ok := m.prefixTwin(ctx.handle, e.Hash, uint32(e.Group)); ok { //nolint:gosec // checked by admit
 			m.registerExists(slot, e.Key, out)
 			m.stats.Deduplicated++
 			return
@@ -114,7 +114,7 @@ func (m *Machine) admitted(r *region, ctx *contextRecord, e *protocol.RegisterEn
 	m.head.births++
 	x.birth = m.head.births
 	x.offset, x.length, x.checksum = e.KVOffset, uint32(e.KVLength), e.Checksum //nolint:gosec // checked by admit
-	x.region, x.ctx = r.id, ctx.id
+	x.region, x.ctx = r.handle, ctx.handle
 	x.added = m.head.now
 	switch {
 	case e.TTLMS != 0:
@@ -126,14 +126,13 @@ func (m *Machine) admitted(r *region, ctx *contextRecord, e *protocol.RegisterEn
 		x.flags |= flagPrefix
 		x.hash, x.index, x.group = e.Hash, uint32(e.Index), uint32(e.Group) //nolint:gosec // checked by admit
 		if e.Index > 0 {
-			x.parent = m.prefixParent(ctx.id, e.Parent, x.group)
+			x.parent = m.prefixParent(ctx.handle, e.Parent, x.group)
 		}
 	}
 	m.attach(slot, x, r, ctx)
-	p := m.partition(r, ClassNormal)
-	p.pol.Add(slot)
-	m.entrySum += m.table.hash(slot, x)
+	m.entrySum += m.entryHash(slot, x)
 	m.orderSum += orderHash(slot, x.order())
+	m.partition(r, ClassNormal).pol.Add(slot)
 	m.markEntry(slot)
 	if x.parent != None {
 		m.childAdded(x.parent)
@@ -163,11 +162,11 @@ func (m *Machine) attach(slot Slot, x *entry, r *region, ctx *contextRecord) {
 // drop removes an entry for whatever reason. With tell, the owner is told that its page is free: it does not know.
 func (m *Machine) drop(slot Slot, why Reason, tell bool) {
 	x := m.table.at(slot)
-	r := m.regions[x.region]
+	r := m.regionOf(x)
 	if tell && m.out.WantEffects && r.owner != nil && r.owner.open {
 		m.out.Effects = append(m.out.Effects, Effect{Page: m.page(slot, true), Reason: why})
 	}
-	m.entrySum -= m.table.hash(slot, x)
+	m.entrySum -= m.entryHash(slot, x)
 	for _, p := range m.pinsOf[slot] {
 		m.forgetPin(p)
 	}
@@ -180,7 +179,7 @@ func (m *Machine) drop(slot Slot, why Reason, tell bool) {
 	if x.pins > 0 {
 		r.pinned--
 	}
-	salt := m.contexts[x.ctx].tenant.salt
+	salt := m.contextOf(x).tenant.salt
 	m.detach(slot, x, r)
 	parent := m.validParent(x)
 	m.markEntry(slot)
@@ -194,7 +193,7 @@ func (m *Machine) drop(slot Slot, why Reason, tell bool) {
 // evict removes an entry by the decision of its policy.
 func (m *Machine) evict(slot Slot) {
 	x := m.table.at(slot)
-	m.partition(m.regions[x.region], x.class()).pol.Evict(slot)
+	m.partition(m.regionOf(x), x.class()).pol.Evict(slot)
 	m.drop(slot, ReasonEvicted, false)
 }
 
@@ -211,7 +210,7 @@ func (m *Machine) detach(slot Slot, x *entry, r *region) {
 	if x.rnext != None {
 		m.table.at(x.rnext).rprev = x.rprev
 	}
-	ctx := m.contexts[x.ctx]
+	ctx := m.contextOf(x)
 	ctx.tenant.entries--
 	ctx.tenant.bytes -= uint64(x.length)
 	if x.flags&flagPrefix != 0 {
@@ -224,7 +223,7 @@ func (m *Machine) detach(slot Slot, x *entry, r *region) {
 func (m *Machine) touch(slot Slot, n uint32) {
 	x := m.table.at(slot)
 	if x.pins == 0 {
-		m.partition(m.regions[x.region], x.class()).pol.Touch(slot, n)
+		m.partition(m.regionOf(x), x.class()).pol.Touch(slot, n)
 	}
 	m.stats.Touched += uint64(n)
 }
@@ -242,11 +241,11 @@ func (x *entry) class() Class {
 // page describes the pages of an entry; with own, its key is copied.
 func (m *Machine) page(slot Slot, own bool) Page {
 	x := m.table.at(slot)
-	p := Page{Key: m.table.key(x), Slot: slot, Region: x.region, Offset: x.offset, Length: uint64(x.length)}
+	p := Page{Key: m.table.key(x), Slot: slot, Region: m.regionOf(x).id, Offset: x.offset, Length: uint64(x.length)}
 	if own {
 		p.Key = clone(p.Key)
 	}
-	if o := m.regions[x.region].owner; o != nil {
+	if o := m.regionOf(x).owner; o != nil {
 		p.Owner = o.id
 	}
 	return p

@@ -1,0 +1,161 @@
+package meta
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"testing"
+	"time"
+
+	"larder/protocol"
+)
+
+// fill registers n entries with 32-byte keys, a batch of 64 at a time.
+func fill(tb testing.TB, p *pool, a SessionID, n int) {
+	const perRegion = 1 << 20
+	var r AllocResult
+	key := make([]byte, 32)
+	entries := make([]protocol.RegisterEntry, 0, 64)
+	keys := make([]byte, 0, 64*32)
+	for i := range n {
+		if i%perRegion == 0 {
+			_, r = p.alloc(a, &protocol.AllocRequest{Size: perRegion * 4096, PageSize: 4096})
+		}
+		binary.BigEndian.PutUint64(key[12:], uint64(i)*0x9e3779b97f4a7c15)
+		keys = append(keys, key...)
+		e := entryAt("", r, i%perRegion)
+		e.Key = keys[len(keys)-32:]
+		entries = append(entries, e)
+		if len(entries) == cap(entries) || i == n-1 {
+			p.seqs[a]++
+			p.index++
+			g := AppendCommand(BeginGroup(nil, p.now, nil), Header{Session: a, Seq: p.seqs[a], Acked: p.seqs[a]}, &Register{Entries: entries})
+			p.res.Reset()
+			if err := p.m.Apply(p.index, g, &p.res); err != nil {
+				tb.Fatal(err)
+			}
+			entries, keys = entries[:0], keys[:0]
+		}
+	}
+	if p.m.table.count != uint64(n) {
+		tb.Fatalf("%d entries instead of %d", p.m.table.count, n)
+	}
+}
+
+// BenchmarkMemory reports heap bytes per entry and the longest pause of the garbage collector, with
+// LARDER_ENTRIES entries (default 1 M; 10 M is the figure that the layout was made for).
+func BenchmarkMemory(b *testing.B) {
+	n := 1_000_000
+	if v, err := strconv.Atoi(os.Getenv("LARDER_ENTRIES")); err == nil {
+		n = v
+	}
+	for b.Loop() {
+		runtime.GC()
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		p := newPool(b)
+		p.device(1 << 50)
+		fill(b, p, p.open("a"), n)
+		p.m.Flush(discard{})
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/float64(n), "B/entry")
+		var gc debug.GCStats
+		for range 5 {
+			runtime.GC()
+		}
+		debug.ReadGCStats(&gc)
+		longest := time.Duration(0)
+		for _, d := range gc.Pause[:5] {
+			longest = max(longest, d)
+		}
+		b.ReportMetric(float64(longest.Microseconds()), "gc-pause-us")
+		runtime.KeepAlive(p)
+	}
+}
+
+type discard struct{}
+
+func (discard) Set([]byte, []byte) {}
+func (discard) Delete([]byte)      {}
+
+func BenchmarkRegister(b *testing.B) {
+	for _, batch := range []int{1, 64} {
+		b.Run(fmt.Sprintf("batch-%d", batch), func(b *testing.B) {
+			p := newPool(b)
+			p.device(1 << 50)
+			a := p.open("a")
+			var r AllocResult
+			key := make([]byte, 32*batch)
+			entries := make([]protocol.RegisterEntry, batch)
+			i := 0
+			var g []byte
+			b.ReportAllocs()
+			for b.Loop() {
+				for j := range entries {
+					if i%(1<<20) == 0 {
+						_, r = p.alloc(a, &protocol.AllocRequest{Size: 4096 << 20, PageSize: 4096})
+					}
+					k := key[j*32 : j*32+32]
+					binary.BigEndian.PutUint64(k[12:], uint64(i)*0x9e3779b97f4a7c15)
+					entries[j] = protocol.RegisterEntry{
+						Key: k, RegionID: uint64(r.Region), Epoch: r.Epoch, KVOffset: uint64(i%(1<<20)) * 4096, KVLength: 4096,
+					}
+					i++
+				}
+				p.seqs[a]++
+				p.index++
+				g = AppendCommand(BeginGroup(g[:0], p.now, nil), Header{Session: a, Seq: p.seqs[a], Acked: p.seqs[a]}, &Register{Entries: entries})
+				p.res.Reset()
+				if err := p.m.Apply(p.index, g, &p.res); err != nil {
+					b.Fatal(err)
+				}
+				if p.m.DirtyLen() > 4096 {
+					p.m.Flush(discard{})
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(i), "ns/entry")
+		})
+	}
+}
+
+func BenchmarkFind(b *testing.B) {
+	for _, n := range []int{10_000, 1_000_000} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			p := newPool(b)
+			p.device(1 << 50)
+			fill(b, p, p.open("a"), n)
+			key := make([]byte, 32)
+			i := 0
+			var l Location
+			b.ReportAllocs()
+			for b.Loop() {
+				i = (i + 7919) % n
+				binary.BigEndian.PutUint64(key[12:], uint64(i)*0x9e3779b97f4a7c15)
+				s, ok := p.m.Find(TenantID{}, key)
+				if !ok {
+					b.Fatal("lost")
+				}
+				p.m.Location(s, &l)
+			}
+		})
+	}
+}
+
+// BenchmarkPlanEvict64 plans and applies a REQUEST_ALLOC that evicts 64 pages, beside one that finds free space.
+func BenchmarkPlanEvict64(b *testing.B) {
+	p := newPool(b)
+	p.device(1 << 50)
+	a := p.open("a")
+	fill(b, p, a, 1_000_000)
+	req := &protocol.AllocRequest{Size: 64 * 4096, PageSize: 4096, NeedPages: 64, Evict: true}
+	for b.Loop() {
+		plan := p.m.PlanAlloc(a, req, noGuard{}, false)
+		if plan.Kind != PlanCommand {
+			b.Fatal(plan)
+		}
+	}
+}
