@@ -49,7 +49,7 @@ func TestGeneratedTrace(t *testing.T) {
 	fresh := uint64(1000)
 	for i := range 3000 {
 		blocks := []uint64{zipf.Uint64() + uint64(i/500)*30} // what is popular drifts
-		if i/750%2 == 0 && rng.IntN(4) == 0 { // a scan of blocks never used again
+		if i/750%2 == 0 && rng.IntN(4) == 0 {                // a scan of blocks never used again
 			blocks = append(blocks, fresh, fresh+1)
 			fresh += 2
 		}
