@@ -27,8 +27,8 @@ type Config struct {
 	AdminListen   string `yaml:"admin_listen" help:"Address of the HTTP admin and metrics; none: no admin."`
 	AdminToken    Secret `yaml:"admin_token" help:"Bearer token that the admin's changing requests must carry; needed unless admin_listen is a loopback address."`
 
-	Peers []Peer `yaml:"peers" help:"Members of a new cluster, this one included, the same on all: ID=PEER[/CLIENT[/ADMIN]], as in 1=10.0.0.1:7401/:7400/:7402. Used only while the data directory is empty. Empty: a cluster of one."`
-	Join  bool   `yaml:"join" help:"With an empty data directory, wait to be added to a running cluster (larder ctl members add) instead of starting a new one."`
+	Peers []PeerConfig `yaml:"peers" help:"Members of a new cluster, this one included, the same on all: ID=PEER[/CLIENT[/ADMIN]], as in 1=10.0.0.1:7401/:7400/:7402. Used only while the data directory is empty. Empty: a cluster of one."`
+	Join  bool         `yaml:"join" help:"With an empty data directory, wait to be added to a running cluster (larder ctl members add) instead of starting a new one."`
 
 	Pool []DeviceConfig `yaml:"pool" help:"Devices of the pool: PATH[,size=640MiB][,tier=cxl][,coherence=hardware][,force], or a size alone for a file in /dev/shm. Empty: such a file, of half the free space and at most 1GiB."`
 
@@ -62,8 +62,8 @@ type Config struct {
 	LogFormat string `yaml:"log_format" help:"Form of log lines: text or json."`
 }
 
-// Peer is one member of a new cluster.
-type Peer struct {
+// PeerConfig is one member of a new cluster.
+type PeerConfig struct {
 	ID     uint64 `yaml:"id"`     // for life, not 0
 	Addr   string `yaml:"addr"`   // host:port for the other members
 	Client string `yaml:"client"` // host:port for clients; default: Addr's host, port 7400

@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"larder/meta"
@@ -226,20 +227,31 @@ func (c *Config) WriteYAML(w io.Writer) error {
 	return nil
 }
 
-// yamlLine formats one option. An empty or secret one becomes a comment, so that reading it back changes nothing.
+// yamlLine formats one option. A secret one and an empty list become comments, so that reading it back changes nothing.
 func yamlLine(name string, field reflect.Value) string {
-	if _, secret := field.Interface().(Secret); secret || field.IsZero() && field.Kind() != reflect.Bool {
+	_, secret := field.Interface().(Secret)
+	if secret || field.Kind() == reflect.Slice && field.Len() == 0 {
 		return "# " + name + ": " + formatValue(field)
 	}
-	if field.Kind() == reflect.Slice {
-		s := name + ":"
-		for i := range field.Len() {
-			s += "\n  - " + strconv.Quote(formatValue(field.Index(i)))
+	if field.Kind() != reflect.Slice {
+		return name + ": " + yamlScalar(field)
+	}
+	s := name + ":"
+	for i := range field.Len() {
+		item := field.Index(i)
+		parts := make([]string, item.NumField())
+		for j := range parts {
+			parts[j] = item.Type().Field(j).Tag.Get("yaml") + ": " + yamlScalar(item.Field(j))
 		}
-		return s
+		s += "\n  - {" + strings.Join(parts, ", ") + "}"
 	}
+	return s
+}
+
+// yamlScalar formats one value. Go's quoted strings are YAML's, since what was read from YAML is valid UTF-8.
+func yamlScalar(field reflect.Value) string {
 	if field.Kind() == reflect.String {
-		return name + ": " + strconv.Quote(field.String())
+		return strconv.Quote(field.String())
 	}
-	return name + ": " + formatValue(field)
+	return formatValue(field)
 }

@@ -161,7 +161,7 @@ func readList(node *yaml.Node, field reflect.Value) error {
 		switch {
 		case item.Kind == yaml.MappingNode:
 			err = readMapping(item, elem)
-			if p, ok := elem.Addr().Interface().(*Peer); ok && err == nil {
+			if p, ok := elem.Addr().Interface().(*PeerConfig); ok && err == nil {
 				err = p.complete()
 			}
 		case item.Kind == yaml.ScalarNode:

@@ -40,7 +40,7 @@ func TestEveryOptionIsDescribedAndSettable(t *testing.T) {
 		reflect.TypeFor[uint64]():         "7",
 		reflect.TypeFor[Size]():           "7KiB",
 		reflect.TypeFor[time.Duration]():  "7s",
-		reflect.TypeFor[[]Peer]():         "7=host:1/:2/:3",
+		reflect.TypeFor[[]PeerConfig]():   "7=host:1/:2/:3",
 		reflect.TypeFor[[]DeviceConfig](): "/dev/dax0.0,size=7MiB,tier=dram,coherence=none,force",
 	}
 	for i, option := range Options() {
@@ -78,7 +78,7 @@ func TestLayersOverrideEachOther(t *testing.T) {
 	require.Equal(t, "127.0.0.1:2222", c.Listen, "the environment overrides the file")
 	require.Equal(t, Size(512<<10), c.PageSize, "a flag overrides the environment")
 	require.Equal(t, time.Second, c.ElectionTimeout, "a default stays")
-	require.Equal(t, []Peer{
+	require.Equal(t, []PeerConfig{
 		{ID: 1, Addr: "127.0.0.1:1112", Client: "127.0.0.1:1111", Admin: "127.0.0.1:1113"},
 		{ID: 2, Addr: "10.0.0.2:7401", Client: "10.0.0.2:7400", Admin: "10.0.0.2:7402"},
 	}, c.Peers)
@@ -137,12 +137,12 @@ func TestValidateSaysWhatToDo(t *testing.T) {
 		{"same port", func(c *Config) { c.PeerListen = c.Listen }, "a port of their own"},
 		{"open admin", func(c *Config) { c.AdminListen = "0.0.0.0:7402" }, "set a token"},
 		{"socket path", func(c *Config) { c.Socket = strings.Repeat("s", 108) }, "set a shorter one"},
-		{"peers without id", func(c *Config) { c.Peers = []Peer{{1, "a:1", "a:2", "a:3"}} }, "node_id: say which"},
-		{"foreign id", func(c *Config) { c.Peers, c.NodeID = []Peer{{1, "a:1", "a:2", "a:3"}}, 2 }, "not among peers"},
+		{"peers without id", func(c *Config) { c.Peers = []PeerConfig{{1, "a:1", "a:2", "a:3"}} }, "node_id: say which"},
+		{"foreign id", func(c *Config) { c.Peers, c.NodeID = []PeerConfig{{1, "a:1", "a:2", "a:3"}}, 2 }, "not among peers"},
 		{"id twice", func(c *Config) {
-			c.Peers, c.NodeID = []Peer{{1, "a:1", "a:2", "a:3"}, {1, "b:1", "b:2", "b:3"}}, 1
+			c.Peers, c.NodeID = []PeerConfig{{1, "a:1", "a:2", "a:3"}, {1, "b:1", "b:2", "b:3"}}, 1
 		}, "given twice"},
-		{"join and peers", func(c *Config) { c.Join, c.NodeID, c.Peers = true, 1, []Peer{{1, "a:1", "a:2", "a:3"}} }, "leave peers out"},
+		{"join and peers", func(c *Config) { c.Join, c.NodeID, c.Peers = true, 1, []PeerConfig{{1, "a:1", "a:2", "a:3"}} }, "leave peers out"},
 		{"tier", func(c *Config) { c.Pool[0].Tier = "tape" }, "none of cxl, dram, ssd"},
 		{"coherence", func(c *Config) { c.Pool[0].Coherence = "software" }, "none of hardware, none"},
 		{"device size", func(c *Config) { c.Pool[0].Size = 1 << 20 }, "too small"},
@@ -178,7 +178,7 @@ func TestSizes(t *testing.T) {
 func TestPrintedConfigurationReadsBackWithoutSecrets(t *testing.T) {
 	c := completed(t)
 	c.AdminToken = "hunter2"
-	c.Peers, c.NodeID = []Peer{{1, "a:1", "a:2", "a:3"}}, 1
+	c.Peers, c.NodeID = []PeerConfig{{1, "a:1", "a:2", "a:3"}}, 1
 	var out bytes.Buffer
 	require.NoError(t, c.WriteYAML(&out))
 	require.NotContains(t, out.String(), "hunter2")

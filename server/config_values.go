@@ -84,17 +84,17 @@ func (s *Size) UnmarshalText(b []byte) error {
 }
 
 // ParsePeer reads ID=PEER[/CLIENT[/ADMIN]]. A CLIENT or ADMIN without a host has PEER's.
-func ParsePeer(text string) (Peer, error) {
+func ParsePeer(text string) (PeerConfig, error) {
 	id, rest, ok := strings.Cut(text, "=")
 	n, err := strconv.ParseUint(strings.TrimSpace(id), 0, 64)
 	if !ok || err != nil || n == 0 {
-		return Peer{}, fmt.Errorf("peer %q: write ID=PEER[/CLIENT[/ADMIN]], as in 1=10.0.0.1:7401/:7400/:7402", text)
+		return PeerConfig{}, fmt.Errorf("peer %q: write ID=PEER[/CLIENT[/ADMIN]], as in 1=10.0.0.1:7401/:7400/:7402", text)
 	}
 	parts := strings.Split(strings.TrimSpace(rest), "/")
 	if len(parts) > 3 {
-		return Peer{}, fmt.Errorf("peer %q: at most three addresses: for members, for clients, of the admin", text)
+		return PeerConfig{}, fmt.Errorf("peer %q: at most three addresses: for members, for clients, of the admin", text)
 	}
-	p := Peer{ID: n, Addr: parts[0]}
+	p := PeerConfig{ID: n, Addr: parts[0]}
 	if len(parts) > 1 {
 		p.Client = parts[1]
 	}
@@ -105,7 +105,7 @@ func ParsePeer(text string) (Peer, error) {
 }
 
 // complete gives the addresses that are left out the host of Addr and the default ports.
-func (p *Peer) complete() error {
+func (p *PeerConfig) complete() error {
 	host, port, err := net.SplitHostPort(p.Addr)
 	if err != nil || host == "" || port == "" {
 		return fmt.Errorf("peer %d: address %q: write host:port", p.ID, p.Addr)
@@ -125,7 +125,7 @@ func (p *Peer) complete() error {
 }
 
 // String gives the form that ParsePeer reads.
-func (p Peer) String() string {
+func (p PeerConfig) String() string {
 	return fmt.Sprintf("%d=%s/%s/%s", p.ID, p.Addr, p.Client, p.Admin)
 }
 
@@ -226,7 +226,7 @@ func setScalar(field reflect.Value, text string) error {
 		*p, err = ParseSize(text)
 	case *time.Duration:
 		*p, err = parseDuration(text)
-	case *Peer:
+	case *PeerConfig:
 		*p, err = ParsePeer(text)
 	case *DeviceConfig:
 		*p, err = ParseDevice(text)
