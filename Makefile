@@ -1,0 +1,59 @@
+# Everything that a developer or a CI machine runs. Needs Go; -race needs gcc (see .ci/run).
+GO           ?= go
+GOLANGCI     ?= $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+FUZZTIME     ?= 5s
+CHAOSTIME    ?= 30m
+TESTTIMEOUT  ?= 12m
+RACE         ?= -race
+BENCHFLAGS   ?=
+
+.PHONY: all build test test-short race vet fmt fmt-check lint fuzz bench chaos clean
+
+all: build
+
+# The one binary, without C, stamped with the commit where there is one.
+build:
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-X larder/cmd.commit=$$(git rev-parse --short=12 HEAD 2>/dev/null)" -o bin/larder ./cmd/larder
+
+# What must be green before a change is merged.
+test: fmt-check vet lint race fuzz
+
+# The same without the slow parts: seconds, for use while editing.
+test-short: fmt-check vet
+	$(GO) test -short -shuffle=on ./...
+
+race:
+	$(GO) test $(RACE) -shuffle=on -timeout $(TESTTIMEOUT) ./...
+
+vet:
+	$(GO) vet ./...
+	CGO_ENABLED=0 GOARCH=arm64 $(GO) build ./...
+
+fmt-check:
+	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "run make fmt; not formatted:"; echo "$$unformatted"; exit 1; fi
+
+fmt:
+	$(GOLANGCI) fmt ./...
+
+lint:
+	$(GOLANGCI) run ./...
+
+# Every fuzz target for FUZZTIME. One target a run is all that go test allows.
+fuzz:
+	@set -e; for dir in $$(grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u); do \
+	  for target in $$(grep -h '^func Fuzz' $$dir/*_test.go | sed 's/^func \(Fuzz[A-Za-z0-9_]*\).*/\1/' | sort); do \
+	    echo "fuzz $$dir $$target"; \
+	    $(GO) test $$dir -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1s; \
+	  done; \
+	done
+
+# The table of the README. BENCHFLAGS=--long adds the rows that take minutes.
+bench: build
+	bin/larder bench $(BENCHFLAGS)
+
+# Hours of faults against real processes; the default test run has a short one.
+chaos:
+	LARDER_CHAOS_TIME=$(CHAOSTIME) $(GO) test -count=1 -timeout 0 -v -run 'Chaos' ./integration/...
+
+clean:
+	rm -rf bin data
