@@ -90,11 +90,12 @@ func streamInto(dst, src []byte) {
 		plainCopy(dst, src)
 		return
 	}
-	head := int(-uintptr(unsafe.Pointer(unsafe.SliceData(dst))) & (streamAlign - 1))
+	head := int(-address(dst) & (streamAlign - 1))
 	copy(dst[:head], src[:head])
 	dst, src = dst[head:], src[head:]
 	for len(src) >= streamBlock {
 		n := min(len(src), copyChunk) &^ (streamBlock - 1)
+		//nolint:gosec // both slices hold n bytes
 		streamCopy(unsafe.Pointer(unsafe.SliceData(dst)), unsafe.Pointer(unsafe.SliceData(src)), uintptr(n))
 		dst, src = dst[n:], src[n:]
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"strconv"
 	"testing"
 	"unsafe"
 
@@ -14,21 +15,23 @@ import (
 )
 
 // anonymous is memory outside Go's heap with a page after it that faults, so that a copy too long is found.
-func anonymous(t testing.TB, size int) []byte {
-	t.Helper()
+func anonymous(tb testing.TB, size int) []byte {
+	tb.Helper()
 	page := int(pageSize)
 	whole := (size + page - 1) &^ (page - 1)
 	m, err := unix.Mmap(-1, 0, whole+page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, unix.Munmap(m)) })
-	require.NoError(t, unix.Mprotect(m[whole:], unix.PROT_NONE))
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, unix.Munmap(m)) })
+	require.NoError(tb, unix.Mprotect(m[whole:], unix.PROT_NONE))
 	return m[whole-size : whole : whole]
 }
 
 func TestCopyMovesExactlyItsBytes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	sizes := []int{0, 1, 63, 64, 255, 256, streamMin - 1, streamMin, streamMin + 1, 5000, 65536, 100_001,
-		copyChunk - 1, copyChunk, copyChunk + 300, 3*copyChunk + 17}
+	sizes := []int{
+		0, 1, 63, 64, 255, 256, streamMin - 1, streamMin, streamMin + 1, 5000, 65536, 100_001,
+		copyChunk - 1, copyChunk, copyChunk + 300, 3*copyChunk + 17,
+	}
 	src := anonymous(t, 4<<20)
 	for i := range src {
 		src[i] = byte(rng.Uint32())
@@ -75,7 +78,7 @@ func TestCopyRefusesUnequalLengths(t *testing.T) {
 
 func TestTruncationUnderMapping(t *testing.T) {
 	for _, size := range []int{1, 100, 4096, 64 << 10, 2 << 20} {
-		t.Run(fmt.Sprint(size), func(t *testing.T) {
+		t.Run(strconv.Itoa(size), func(t *testing.T) {
 			path := onTmpFS(t)
 			opts := testOptions()
 			opts.Coherence = CoherenceNone
@@ -129,7 +132,11 @@ func TestLinesCoversEveryByte(t *testing.T) {
 	b := anonymous(t, 4096)
 	line := uintptr(cacheLine)
 	for _, c := range []struct{ from, to, first, count uintptr }{
-		{0, 1, 0, 1}, {0, line, 0, 1}, {0, line + 1, 0, 2}, {line - 1, line + 1, 0, 2}, {line, 2 * line, line, 1},
+		{0, 1, 0, 1},
+		{0, line, 0, 1},
+		{0, line + 1, 0, 2},
+		{line - 1, line + 1, 0, 2},
+		{line, 2 * line, line, 1},
 		{line + 1, 3*line + 1, line, 3},
 	} {
 		p, n := lines(b[c.from:c.to])

@@ -93,7 +93,7 @@ func openPath(path string, readOnly bool) (*os.File, medium, error) {
 
 // lock takes the exclusive lock of an owner, or says who has it.
 func lock(f *os.File, m medium) error {
-	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) //nolint:gosec // a descriptor fits an int
+	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		held := &ClaimedError{
 			Path: f.Name(), Reason: "another process of this host has it open as its owner",
@@ -148,19 +148,25 @@ func (want Expect) matches(path string, h Header) error {
 	case want.Pool != zero && want.Pool != h.Pool:
 		return foreign(path, h)
 	case want.Device != zero && want.Device != h.Device:
-		return &ForeignError{Path: path, Found: fmt.Sprintf("device %x of this pool", h.Device),
-			Hint: fmt.Sprintf("device %x was expected: correct the configured path or uuid", want.Device)}
+		return &ForeignError{
+			Path: path, Found: fmt.Sprintf("device %x of this pool", h.Device),
+			Hint: fmt.Sprintf("device %x was expected: correct the configured path or uuid", want.Device),
+		}
 	case want.DeviceID != 0 && want.DeviceID != h.DeviceID:
-		return &ForeignError{Path: path, Found: fmt.Sprintf("device number %d of this pool", h.DeviceID),
-			Hint: fmt.Sprintf("number %d was expected: correct the configured path or number", want.DeviceID)}
+		return &ForeignError{
+			Path: path, Found: fmt.Sprintf("device number %d of this pool", h.DeviceID),
+			Hint: fmt.Sprintf("number %d was expected: correct the configured path or number", want.DeviceID),
+		}
 	}
 	return nil
 }
 
 // foreign refuses a device of another pool.
 func foreign(path string, h Header) error {
-	return &ForeignError{Path: path, Found: fmt.Sprintf("device %x of pool %x", h.Device, h.Pool),
-		Hint: "it belongs to another pool: correct the path, or format it with force to take it, which loses its content"}
+	return &ForeignError{
+		Path: path, Found: fmt.Sprintf("device %x of pool %x", h.Device, h.Pool),
+		Hint: "it belongs to another pool: correct the path, or format it with force to take it, which loses its content",
+	}
 }
 
 // takeClaim writes this process's claim into the header and repairs what a torn update left.
@@ -188,8 +194,10 @@ func (d *Device) takeClaim(info Info, force bool) error {
 	if d.medium.kind == DeviceDAX {
 		time.Sleep(claimSettle) //nolint:forbidigo // waits for other hosts' stores, which no injected clock moves
 		if err := d.verifyClaim(); err != nil {
-			return &ClaimedError{Path: d.path, Claim: old, Reason: "another host claimed it at the same moment",
-				Hint: "try again once its server has stopped"}
+			return &ClaimedError{
+				Path: d.path, Claim: old, Reason: "another host claimed it at the same moment",
+				Hint: "try again once its server has stopped",
+			}
 		}
 	}
 	if d.lost {
@@ -285,7 +293,7 @@ func (d *Device) setLive(generation, incarnation uint64) error {
 }
 
 // uint64At is the word at an aligned offset of mapped memory.
-func uint64At(b []byte, offset int) *uint64 { return (*uint64)(unsafe.Pointer(&b[offset])) }
+func uint64At(b []byte, offset int) *uint64 { return (*uint64)(unsafe.Pointer(&b[offset])) } //nolint:gosec // the word lies inside mapped memory
 
 // liveBytes is what the live line takes, in bytes.
 const liveBytes = 64
@@ -373,7 +381,7 @@ func (d *Device) Generation() (generation uint64) {
 	var gone error
 	defer caught(debugPanicOnFault(), &gone)
 	if !d.coherent {
-		invalidateLines(unsafe.Pointer(d.live), 1)
+		invalidateLines(unsafe.Pointer(d.live), 1) //nolint:gosec // the word lies inside mapped memory
 	}
 	return atomic.LoadUint64(d.live)
 }
@@ -409,7 +417,7 @@ func (d *Device) Align() int64 { return d.medium.align }
 // names this process and its descriptor, and works as long as both last.
 func (d *Device) SharePath() string {
 	if d.ownFD {
-		return "/proc/" + strconv.Itoa(os.Getpid()) + "/fd/" + strconv.Itoa(int(d.file.Fd())) //nolint:gosec // fits
+		return "/proc/" + strconv.Itoa(os.Getpid()) + "/fd/" + strconv.Itoa(int(d.file.Fd()))
 	}
 	return d.path
 }

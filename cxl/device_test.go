@@ -2,7 +2,6 @@ package cxl
 
 import (
 	"bytes"
-	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 
 func TestFormatThenOpen(t *testing.T) {
 	media(t, func(t *testing.T, path string, kind Kind) {
+		t.Helper()
 		require.NoError(t, Format(path, testOptions()))
 		info, err := Inspect(path)
 		require.NoError(t, err)
@@ -47,6 +47,7 @@ func TestFormatThenOpen(t *testing.T) {
 
 func TestFormatReservesAllRoom(t *testing.T) {
 	media(t, func(t *testing.T, path string, _ Kind) {
+		t.Helper()
 		require.NoError(t, Format(path, testOptions()))
 		var st unix.Stat_t
 		require.NoError(t, unix.Stat(path, &st))
@@ -280,6 +281,7 @@ func TestCrashDuringUpdate(t *testing.T) {
 
 func TestSetGeneration(t *testing.T) {
 	media(t, func(t *testing.T, path string, _ Kind) {
+		t.Helper()
 		owner := create(t, path, testOptions())
 		client := open(t, path, Expect{Pool: testPool})
 		m := mapAll(t, client, MapOptions{ReadOnly: true})
@@ -329,6 +331,7 @@ func TestGenerationIsNeverTorn(t *testing.T) {
 
 func TestDoubleClaim(t *testing.T) {
 	media(t, func(t *testing.T, path string, _ Kind) {
+		t.Helper()
 		require.NoError(t, Format(path, testOptions()))
 		cmd, said := holder(t, path)
 		require.Equal(t, "<nil>\n", said)
@@ -485,8 +488,15 @@ func TestMapRefuses(t *testing.T) {
 	path := onTmpFS(t)
 	d := create(t, path, testOptions())
 	for _, c := range []struct{ offset, length int64 }{
-		{0, 4096}, {HeaderSpan - 1, 1}, {HeaderSpan, 0}, {HeaderSpan, -1}, {HeaderSpan, testSize}, {testSize, 1},
-		{1 << 62, 1 << 62}, {HeaderSpan, 1<<63 - 1}, {-1, 10},
+		{0, 4096},
+		{HeaderSpan - 1, 1},
+		{HeaderSpan, 0},
+		{HeaderSpan, -1},
+		{HeaderSpan, testSize},
+		{testSize, 1},
+		{1 << 62, 1 << 62},
+		{HeaderSpan, 1<<63 - 1},
+		{-1, 10},
 	} {
 		_, err := d.Map(c.offset, c.length, MapOptions{})
 		require.ErrorIs(t, err, ErrRange, "%+v", c)
@@ -497,6 +507,7 @@ func TestMapRefuses(t *testing.T) {
 
 func TestMapUnaligned(t *testing.T) {
 	media(t, func(t *testing.T, path string, _ Kind) {
+		t.Helper()
 		d := create(t, path, testOptions())
 		all := mapAll(t, d, MapOptions{HugePages: true, Populate: true})
 		part, err := d.Map(HeaderSpan+5001, 7003, MapOptions{})
@@ -546,5 +557,5 @@ func TestPopulateByTouchingChangesNothing(t *testing.T) {
 func TestClaimedErrorNamesWhatIsKnown(t *testing.T) {
 	err := error(&ClaimedError{Path: "p", Reason: "r", Hint: "h"})
 	require.Equal(t, "cxl: p is claimed: r: h", err.Error())
-	require.False(t, errors.Is(err, io.EOF))
+	require.NotErrorIs(t, err, io.EOF)
 }

@@ -140,7 +140,7 @@ func prepare(path string, opts Options) (*os.File, medium, func(error) error, er
 		case err == nil || m.kind == DeviceDAX || strings.HasPrefix(path, MemFDPrefix):
 			return err
 		case created:
-			return errors.Join(err, os.Remove(path))
+			return errors.Join(err, os.Remove(path)) //nolint:gosec // the operator's path
 		}
 		if st, e := f.Stat(); e == nil && st.Size() == m.size {
 			return err // a refusal leaves even the times of a file alone
@@ -157,7 +157,7 @@ func openOrCreate(path string, opts Options) (f *os.File, created bool, err erro
 		if err != nil {
 			return nil, false, fmt.Errorf("cxl: create %s: memfd_create: %w", path, err)
 		}
-		return os.NewFile(uintptr(fd), path), true, nil //nolint:gosec // a descriptor is not negative
+		return os.NewFile(uintptr(fd), path), true, nil
 	}
 	mode := opts.Mode
 	if mode == 0 {
@@ -270,6 +270,8 @@ func writeFresh(f *os.File, m medium, h Header, blank bool) (err error) {
 func settle(f *os.File, m medium) error {
 	switch m.kind {
 	case FSDAX, File:
+	case KindUnknown, DeviceDAX, TmpFS:
+		return nil
 	case MemFD:
 		if strings.HasPrefix(f.Name(), MemFDPrefix) {
 			_, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
@@ -278,13 +280,11 @@ func settle(f *os.File, m medium) error {
 			}
 		}
 		return nil
-	default:
-		return nil
 	}
 	if err := f.Sync(); err != nil {
 		return fmt.Errorf("cxl: sync: %w", err)
 	}
-	dir, err := os.Open(filepath.Dir(f.Name()))
+	dir, err := os.Open(filepath.Dir(f.Name())) //nolint:gosec // the operator's path
 	if err != nil {
 		return fmt.Errorf("cxl: sync directory: %w", err)
 	}
@@ -293,7 +293,7 @@ func settle(f *os.File, m medium) error {
 
 // reserve extends a file to size and reserves room for all of it.
 func reserve(f *os.File, m medium, size int64) error {
-	fd := int(f.Fd()) //nolint:gosec // a descriptor fits an int
+	fd := int(f.Fd())
 	if err := checkRoom(f, m, size); err != nil {
 		return err
 	}
@@ -338,7 +338,7 @@ func fill(f *os.File, from, to int64) error {
 
 // checkRoom refuses before anything is changed, and before a tmpfs larger than the machine takes the last memory.
 func checkRoom(f *os.File, m medium, size int64) error {
-	fd := int(f.Fd()) //nolint:gosec // a descriptor fits an int
+	fd := int(f.Fd())
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return fmt.Errorf("cxl: stat %s: %w", f.Name(), err)

@@ -18,11 +18,11 @@ func sampleHeader() Header {
 	}
 }
 
-func encode(t testing.TB, h Header) []byte {
-	t.Helper()
+func encode(tb testing.TB, h Header) []byte {
+	tb.Helper()
 	b, err := h.AppendBinary(nil)
-	require.NoError(t, err)
-	require.Len(t, b, HeaderSize)
+	require.NoError(tb, err)
+	require.Len(tb, b, HeaderSize)
 	return b
 }
 

@@ -101,7 +101,7 @@ func checkHeader(h Header, m medium) error {
 	switch {
 	case h.Generation == 0 || h.Size < HeaderSpan || h.Size > 1<<62:
 		return fmt.Errorf("%w: generation %d, size %d", ErrCorruptHeader, h.Generation, h.Size)
-	case int64(h.Size) > m.size: //nolint:gosec // bounded above
+	case int64(h.Size) > m.size:
 		return fmt.Errorf("%w: the header says %d bytes, the medium has %d", ErrTruncated, h.Size, m.size)
 	}
 	return nil
@@ -116,8 +116,10 @@ func foreignOrBlank(f *os.File, m medium) error {
 	if allZero(b) {
 		return ErrNoHeader
 	}
-	return &ForeignError{Path: f.Name(), Found: describe(b),
-		Hint: "correct the path; or, if nothing of it is needed any more, format it with force"}
+	return &ForeignError{
+		Path: f.Name(), Found: describe(b),
+		Hint: "correct the path; or, if nothing of it is needed any more, format it with force",
+	}
 }
 
 // readStart reads the first n bytes of a device, fewer if a file is shorter.
@@ -226,8 +228,10 @@ func scanDAX(sys, dev string) ([]Info, error) {
 		if driver, err := filepath.EvalSymlinks(filepath.Join(dir, "driver")); err == nil && filepath.Base(driver) == "kmem" {
 			continue // it was given to the system as ordinary memory
 		}
-		found = append(found, inspectOr(path, Info{Path: path, Kind: DeviceDAX, Size: m.size, Align: m.align,
-			Volatile: m.volatile, NUMANode: m.numa}))
+		found = append(found, inspectOr(path, Info{
+			Path: path, Kind: DeviceDAX, Size: m.size, Align: m.align,
+			Volatile: m.volatile, NUMANode: m.numa,
+		}))
 	}
 	return found, nil
 }

@@ -65,7 +65,7 @@ const sysRoot = "/sys"
 // probe finds out what an open file is. It reads no content of it.
 func probe(f *os.File) (medium, error) {
 	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil { //nolint:gosec // a descriptor fits an int
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return medium{}, fmt.Errorf("cxl: stat %s: %w", f.Name(), err)
 	}
 	switch st.Mode & unix.S_IFMT {
@@ -79,7 +79,7 @@ func probe(f *os.File) (medium, error) {
 
 // probeFile tells the kinds of regular file apart by the file system under them.
 func probeFile(f *os.File, size int64) (medium, error) {
-	fd := int(f.Fd()) //nolint:gosec // a descriptor fits an int
+	fd := int(f.Fd())
 	m := medium{kind: File, size: size, align: pageSize, numa: -1}
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(fd, &fs); err != nil {

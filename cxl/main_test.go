@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 
 func hold(path string) int {
 	_, err := Open(path, Expect{Claim: true})
-	fmt.Fprintln(os.Stdout, err)
+	_, _ = fmt.Fprintln(os.Stdout, err)
 	_, _ = os.Stdin.Read(make([]byte, 1)) // returns when the parent closes the pipe
 	return 0
 }
@@ -66,11 +66,11 @@ func testOptions() Options {
 }
 
 // onTmpFS is a path in a fresh directory on tmpfs.
-func onTmpFS(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "cxl-test-")
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+func onTmpFS(tb testing.TB) string {
+	tb.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "cxl-test-") //nolint:usetesting // on tmpfs, wherever TMPDIR is
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, os.RemoveAll(dir)) })
 	return filepath.Join(dir, "pool")
 }
 
@@ -91,28 +91,28 @@ func media(t *testing.T, f func(t *testing.T, path string, kind Kind)) {
 }
 
 // create makes a device that is closed with the test.
-func create(t testing.TB, path string, opts Options) *Device {
-	t.Helper()
+func create(tb testing.TB, path string, opts Options) *Device {
+	tb.Helper()
 	d, err := Create(path, opts)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = d.Close() })
+	require.NoError(tb, err)
+	tb.Cleanup(func() { _ = d.Close() })
 	return d
 }
 
 // open opens a device and closes it with the test.
-func open(t testing.TB, path string, want Expect) *Device {
-	t.Helper()
+func open(tb testing.TB, path string, want Expect) *Device {
+	tb.Helper()
 	d, err := Open(path, want)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = d.Close() })
+	require.NoError(tb, err)
+	tb.Cleanup(func() { _ = d.Close() })
 	return d
 }
 
 // mapAll maps all data of a device until the test ends.
-func mapAll(t testing.TB, d *Device, opts MapOptions) *Mapping {
-	t.Helper()
+func mapAll(tb testing.TB, d *Device, opts MapOptions) *Mapping {
+	tb.Helper()
 	m, err := d.Map(HeaderSpan, int64(d.Header().Size)-HeaderSpan, opts)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = m.Close() })
+	require.NoError(tb, err)
+	tb.Cleanup(func() { _ = m.Close() })
 	return m
 }

@@ -34,7 +34,7 @@ func mapSpan(f *os.File, m medium, offset, length int64, writable bool) (span, e
 	if writable {
 		prot |= unix.PROT_WRITE
 	}
-	fd := int(f.Fd()) //nolint:gosec // a descriptor fits an int
+	fd := int(f.Fd())
 	s := span{}
 	var err error
 	if m.kind == FSDAX && writable {
@@ -82,7 +82,7 @@ func (s *span) persist(m medium, b []byte) (err error) {
 
 // msync writes the pages that hold b to their file and waits.
 func (s *span) msync(b []byte) error {
-	from := int(uintptr(unsafe.Pointer(unsafe.SliceData(b))) - uintptr(unsafe.Pointer(unsafe.SliceData(s.whole))))
+	from := int(address(b) - address(s.whole))
 	first := from &^ (int(pageSize) - 1)
 	if err := unix.Msync(s.whole[first:from+len(b)], unix.MS_SYNC); err != nil {
 		return fmt.Errorf("cxl: msync: %w", err)
@@ -224,7 +224,7 @@ func populate(b []byte, write bool) error {
 			}
 		}()
 	}
-	var all []error
+	all := make([]error, 0, workers)
 	for range workers {
 		all = append(all, <-errs)
 	}
@@ -258,7 +258,7 @@ func populatePiece(b []byte, write bool) error {
 func touchPages(b []byte, write bool) error {
 	return Guard(func() {
 		for i := 0; i < len(b); i += int(pageSize) {
-			word := (*uint32)(unsafe.Pointer(&b[i]))
+			word := (*uint32)(unsafe.Pointer(&b[i])) //nolint:gosec // a page's first word, inside b
 			if write {
 				atomic.AddUint32(word, 0)
 			} else {
