@@ -39,6 +39,29 @@ func TestContract(t *testing.T) {
 	}
 }
 
+// TestNoneOverManyChunks: slots far apart come out in order, whatever the order
+// in which they came and went.
+func TestNoneOverManyChunks(t *testing.T) {
+	p, err := policy.New("none", policy.Config{}, nil)
+	require.NoError(t, err)
+	order := func() (out []slot) {
+		p.Victims(0, func(s slot) policy.Verdict { out = append(out, s); return policy.Take })
+		return out
+	}
+	for _, s := range []slot{5000, 3, 100_000, 4095, 4096} {
+		p.Add(s)
+	}
+	require.Equal(t, []slot{3, 4095, 4096, 5000, 100_000}, order())
+	p.Evict(3)
+	p.Remove(4095)
+	p.Evict(4096)
+	require.Equal(t, []slot{5000, 100_000}, order())
+	p.Add(7)
+	p.Add(200_000)
+	require.Equal(t, []slot{7, 5000, 100_000, 200_000}, order())
+	require.Equal(t, 4, p.Len())
+}
+
 // TestGeneratedTrace compares hit counts on a small generated trace, on which
 // the policies differ, with those of the references.
 func TestGeneratedTrace(t *testing.T) {
