@@ -54,7 +54,7 @@ const (
 type table struct {
 	slabs []*[slabSize]entry
 	slots slotSet
-	end   Slot // all taken slots are below
+	end   Slot // all slots that were ever taken are below
 	count uint64
 	keys  keyArena
 	// index maps the hash of a key to the first entry with that hash; the others follow by hnext. The hash is seeded
@@ -96,10 +96,7 @@ func (m *Machine) find(t *tenant, key []byte) (Slot, bool) {
 // insert puts an entry for key into slot s, which must be free, and returns it, otherwise zero. h is from hashOf.
 func (t *table) insert(s Slot, key []byte, h uint64) *entry {
 	t.slots.take(s)
-	for int(s>>slabBits) >= len(t.slabs) {
-		t.slabs = append(t.slabs, new([slabSize]entry))
-	}
-	t.end = max(t.end, s+1)
+	t.reach(s + 1)
 	t.count++
 	e := t.at(s)
 	*e = entry{
@@ -112,6 +109,14 @@ func (t *table) insert(s Slot, key []byte, h uint64) *entry {
 	}
 	t.index[h] = s
 	return e
+}
+
+// reach makes room for the slots below end. How far a table ever reached is part of the state: sweeps go that far.
+func (t *table) reach(end Slot) {
+	for int(end) > len(t.slabs)*slabSize {
+		t.slabs = append(t.slabs, new([slabSize]entry))
+	}
+	t.end = max(t.end, end)
 }
 
 // remove takes the entry of slot s out of the index and frees the slot.

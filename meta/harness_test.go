@@ -2,6 +2,7 @@ package meta
 
 import (
 	"bytes"
+	"fmt"
 	"maps"
 	"slices"
 	"testing"
@@ -132,6 +133,62 @@ func (p *pool) rebuilt() *Machine {
 	p.flush()
 	m, err := Open(p.store)
 	require.NoError(p.tb, err)
-	require.Equal(p.tb, p.m.StateHash(), m.StateHash(), "a rebuilt machine is the machine")
+	requireSame(p.tb, p.m, m)
 	return m
+}
+
+// describe writes out what goes into the state hash.
+func (m *Machine) describe() []string {
+	out := []string{fmt.Sprintf("head %x", m.head.appendTo(nil)), fmt.Sprintf("settings %+v", m.settings)}
+	line := func(r record) { out = append(out, fmt.Sprintf("%q %q", r.appendKey(nil), r.appendValue(nil))) }
+	for _, d := range m.sortedDevices() {
+		line(d)
+	}
+	for _, c := range m.sortedContexts() {
+		line(c)
+	}
+	for _, s := range m.sortedSessions() {
+		line(s)
+		for _, a := range s.answers {
+			if a != nil {
+				line(a)
+			}
+		}
+		for _, p := range s.parts {
+			out = append(out, fmt.Sprintf("partition %d %d %d: %d entries, state %x", s.id, p.pageSize, p.class, p.pol.Len(), p.pol.StateHash()))
+		}
+	}
+	for _, r := range m.regionList {
+		line(r)
+	}
+	for s := range m.table.end {
+		if x := m.table.at(s); x.birth != 0 {
+			out = append(out, fmt.Sprintf("entry %d %s hash %x order %+v pins %d flags %x", s, m.Key(s), m.entryHash(s, x), x.order(), x.pins, x.flags))
+		}
+	}
+	for _, pins := range sortedValues(m.pinsOf, func(p []*pin) uint64 { return uint64(p[0].slot) }) {
+		for _, p := range pins {
+			line(p)
+		}
+	}
+	return append(out, fmt.Sprintf("sums %x %x %x", m.entrySum, m.orderSum, m.objectSum))
+}
+
+// requireSame fails with the first few differences between two machines, if their state hashes differ.
+func requireSame(tb testing.TB, want, got *Machine) {
+	if want.StateHash() == got.StateHash() {
+		return
+	}
+	a, b := want.describe(), got.describe()
+	for _, x := range a {
+		if !slices.Contains(b, x) {
+			tb.Logf("only in the first:  %.300s", x)
+		}
+	}
+	for _, x := range b {
+		if !slices.Contains(a, x) {
+			tb.Logf("only in the second: %.300s", x)
+		}
+	}
+	require.Fail(tb, "the state hashes differ")
 }

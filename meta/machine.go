@@ -62,6 +62,7 @@ type head struct {
 	marks       []clearMark
 	sweepLeft   uint64
 	sweepAt     uint64
+	slots       Slot // table.end
 }
 
 func newMachine() *Machine {
@@ -210,7 +211,7 @@ func (m *Machine) dispatch(h Header, s *session, d *decoder, out *Results) error
 	if err := d.end(); err != nil {
 		return err
 	}
-	return m.applyCommand(s, c, out)
+	return m.applyCommand(h, s, c, out)
 }
 
 func newCommand(k Kind) Command {
@@ -262,7 +263,7 @@ func newCommand(k Kind) Command {
 	}
 }
 
-func (m *Machine) applyCommand(s *session, c Command, out *Results) error {
+func (m *Machine) applyCommand(h Header, s *session, c Command, out *Results) error {
 	switch c := c.(type) {
 	case *OpenSession:
 		m.applyOpenSession(c, out)
@@ -279,7 +280,7 @@ func (m *Machine) applyCommand(s *session, c Command, out *Results) error {
 	case *Pin:
 		m.applyPin(s, c, out)
 	case *Cancel:
-		m.applyCancel(s, c, out)
+		m.applyCancel(s, h, c, out)
 	case *Clear:
 		m.applyClear(s, c, out)
 	case *Sweep:

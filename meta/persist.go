@@ -180,7 +180,7 @@ func (h *head) appendTo(b []byte) []byte {
 	for _, v := range [...]uint64{
 		h.applied, h.now, h.births, h.epochs, uint64(h.hot), uint64(-h.cold), uint64(h.nextSession), uint64(h.nextRegion), //nolint:gosec // hot >= 0 >= cold
 		uint64(h.nextDevice), uint64(h.nextContext), h.nextPin, h.incarnation, h.clearedAll, h.sweepLeft, h.sweepAt,
-		uint64(len(h.marks)),
+		uint64(h.slots), uint64(len(h.marks)),
 	} {
 		b = binary.AppendUvarint(b, v)
 	}
@@ -199,7 +199,7 @@ func (h *head) decode(d *decoder) error {
 	h.nextSession, h.nextRegion = SessionID(d.uvarint()), RegionID(d.uvarint())
 	h.nextDevice, h.nextContext = DeviceID(d.uvarint()), ContextID(d.uvarint())
 	h.nextPin, h.incarnation, h.clearedAll, h.sweepLeft = d.uvarint(), d.uvarint(), d.uvarint(), d.uvarint()
-	h.sweepAt = d.uvarint()
+	h.sweepAt, h.slots = d.uvarint(), Slot(d.uvarint()) //nolint:gosec // written as 32 bits
 	for n := d.count(3); n > 0; n-- {
 		h.marks = append(h.marks, clearMark{d.string(), clone(d.bytes()), d.uvarint()})
 	}
@@ -230,6 +230,7 @@ func Open(store Store) (*Machine, error) {
 	if err := m.loadObjects(store); err != nil {
 		return nil, err
 	}
+	m.table.reach(m.head.slots)
 	if err := m.loadEntries(store); err != nil {
 		return nil, err
 	}

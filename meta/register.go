@@ -112,6 +112,7 @@ func (m *Machine) admitted(r *region, ctx *contextRecord, e *protocol.RegisterEn
 	slot := m.table.slots.lowest()
 	x := m.table.insert(slot, e.Key, m.table.hashOf(ctx.tenant.salt, e.Key))
 	m.head.births++
+	m.head.slots = m.table.end
 	x.birth = m.head.births
 	x.offset, x.length, x.checksum = e.KVOffset, uint32(e.KVLength), e.Checksum //nolint:gosec // checked by admit
 	x.region, x.ctx = r.handle, ctx.handle

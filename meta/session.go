@@ -106,6 +106,10 @@ func (m *Machine) ack(s *session, acked uint64) {
 
 // answered remembers the result of a seq.
 func (m *Machine) answered(s *session, seq uint64, result []byte, canceled bool) {
+	if old := s.answers[seq%protocol.Window]; old != nil {
+		s.remembered -= len(old.result)
+		m.gone(old)
+	}
 	a := &answer{session: s.id, seq: seq, result: clone(result), canceled: canceled}
 	s.answers[seq%protocol.Window] = a
 	s.remembered += len(a.result)
@@ -246,8 +250,8 @@ func (m *Machine) forgetSession(s *session) {
 	m.gone(s)
 }
 
-func (m *Machine) applyCancel(s *session, c *Cancel, out *Results) {
-	if s == nil || len(c.Seqs) > protocol.Window {
+func (m *Machine) applyCancel(s *session, h Header, c *Cancel, out *Results) {
+	if s == nil || len(c.Seqs) > protocol.Window || slices.Contains(c.Seqs, h.Seq) {
 		out.fail(protocol.CodeBadRequest)
 		return
 	}
