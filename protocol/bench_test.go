@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 func benchKey(i int) []byte { return fmt.Appendf(nil, "%032x", uint64(i)*0x9e3779b97f4a7c15) }
@@ -196,5 +198,65 @@ func BenchmarkReader(b *testing.B) {
 		if _, _, err := r.Next(); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// TestHotPathsDoNotAllocate holds what the benchmarks show: structs and buffers that are used again cost nothing.
+func TestHotPathsDoNotAllocate(t *testing.T) {
+	buf := make([]byte, 0, 256<<10)
+	lookup, batch := &LookupRequest{Keys: [][]byte{benchKey(1)}}, benchBatchRequest()
+	results, register := benchBatchReply(), benchRegister()
+	registered := &RegisterReply{Success: true, Results: make([]RegisterResult, 64)}
+	exists := &KeysRequest{Keys: batch.Keys}
+	alloc := &AllocRequest{InstanceID: "instance", Size: 1 << 20, Tier: "cxl", Keys: batch.Keys}
+	one := &LookupReply{Results: []LookupResult{benchResult(1)}}
+	for name, c := range map[string]struct {
+		encode func(b []byte) []byte
+		decode func(b []byte) error
+	}{
+		"lookup": {
+			func(b []byte) []byte { return lookup.AppendAs(b, TypeLookup) },
+			func(b []byte) error { return lookup.DecodeAs(b, TypeLookup) },
+		},
+		"lookup reply": {
+			func(b []byte) []byte { return one.AppendAs(b, TypeLookup) },
+			func(b []byte) error { return one.DecodeAs(b, TypeLookup) },
+		},
+		"batch lookup": {
+			func(b []byte) []byte { return batch.AppendAs(b, TypeBatchLookup) },
+			func(b []byte) error { return batch.DecodeAs(b, TypeBatchLookup) },
+		},
+		"batch lookup reply": {
+			func(b []byte) []byte { return results.AppendAs(b, TypeBatchLookup) },
+			func(b []byte) error { return results.DecodeAs(b, TypeBatchLookup) },
+		},
+		"packed reply": {
+			func(b []byte) []byte { return results.AppendPacked(b) },
+			func(b []byte) error { return results.DecodeAs(b, TypeBatchLookup) },
+		},
+		"register": {
+			func(b []byte) []byte { return register.AppendAs(b, TypeBatchRegister) },
+			func(b []byte) error { return register.DecodeAs(b, TypeBatchRegister) },
+		},
+		"register reply": {
+			func(b []byte) []byte { return registered.AppendAs(b, TypeBatchRegister) },
+			func(b []byte) error { return registered.DecodeAs(b, TypeBatchRegister) },
+		},
+		"exists": {
+			func(b []byte) []byte { return exists.AppendAs(b, TypeBatchExists) },
+			func(b []byte) error { return exists.DecodeAs(b, TypeBatchExists) },
+		},
+		"alloc": {
+			func(b []byte) []byte { return alloc.Append(b) },
+			func(b []byte) error { return alloc.Decode(b) },
+		},
+	} {
+		wire := c.encode(nil)
+		require.Zero(t, testing.AllocsPerRun(20, func() { buf = c.encode(buf[:0]) }), name+": encode")
+		require.Zero(t, testing.AllocsPerRun(20, func() {
+			if c.decode(wire) != nil {
+				panic(name)
+			}
+		}), name+": decode")
 	}
 }

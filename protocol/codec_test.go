@@ -201,7 +201,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(1, 2))
 			pooled := c.make()
-			for range 50 {
+			for range 15 {
 				m := c.make()
 				fill(rnd, reflect.ValueOf(m).Elem())
 				normalise(m, c.typ)

@@ -47,7 +47,7 @@ func TestReader(t *testing.T) {
 				continue
 			}
 			rnd := rand.New(rand.NewPCG(5, uint64(limit)))
-			all, payloads := stream(rnd, 30, limit)
+			all, payloads := stream(rnd, 12, limit)
 			r := NewReader(chunk(bytes.NewReader(all)))
 			for i, want := range payloads {
 				h, got, err := r.Next()
