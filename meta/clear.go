@@ -102,10 +102,11 @@ func (c *Context) matches(x *Context) bool {
 // startSweep has every slot looked at once from here on.
 func (m *Machine) startSweep() { m.head.sweepLeft = uint64(m.table.end) }
 
-// SweepPending returns how many slots are still to be looked at.
-func (m *Machine) SweepPending() uint64 { return m.head.sweepLeft }
+// SweepPending returns how much is left for sweeps to do: slots to look at, and entries that go over to another policy.
+func (m *Machine) SweepPending() uint64 { return m.head.sweepLeft + m.migrating() }
 
 func (m *Machine) applySweep(c *Sweep, out *Results) {
+	m.migrate(int(min(c.Limit, MaxDropPerCommand)))
 	dropped := uint64(0)
 	for range c.Limit {
 		if m.head.sweepLeft == 0 || dropped >= MaxDropPerCommand {
@@ -131,7 +132,7 @@ func (m *Machine) applySweep(c *Sweep, out *Results) {
 	}
 	out.code(0)
 	out.uvarint(dropped)
-	out.uvarint(m.head.sweepLeft)
+	out.uvarint(m.SweepPending())
 }
 
 // applyIncarnation makes everything that was known before unusable: the metadata may be older than the bytes. Sessions

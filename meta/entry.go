@@ -153,7 +153,10 @@ func (m *Machine) entryHash(s Slot, e *entry) uint64 {
 	return h
 }
 
-// orderHash sums up an entry's place in its policy.
+// place is the entry's order with its parity.
+func (x *entry) place() policy.Order { return policy.Order{Stamp: x.stamp, Aux: x.aux, List: x.list} }
+
+// orderHash sums up an entry's place.
 func orderHash(s Slot, o policy.Order) uint64 {
 	return mix(mix(uint64(s)+0x9e3779b97f4a7c15) ^ uint64(o.Stamp) ^ mix(uint64(o.Aux)<<8|uint64(o.List))) //nolint:gosec // bits, not a number
 }

@@ -155,7 +155,7 @@ func (m *Machine) describe() []string {
 			}
 		}
 		for _, p := range s.parts {
-			out = append(out, fmt.Sprintf("partition %d %d %d: %d entries, state %x", s.id, p.pageSize, p.class, p.pol.Len(), p.pol.StateHash()))
+			out = append(out, fmt.Sprintf("partition %d %d %d: %d entries, state %x, old %v", s.id, p.pageSize, p.class, p.pol.Len(), p.pol.StateHash(), p.old != nil))
 		}
 	}
 	for _, r := range m.regionList {
@@ -163,7 +163,7 @@ func (m *Machine) describe() []string {
 	}
 	for s := range m.table.end {
 		if x := m.table.at(s); x.birth != 0 {
-			out = append(out, fmt.Sprintf("entry %d %s hash %x order %+v pins %d flags %x", s, m.Key(s), m.entryHash(s, x), x.order(), x.pins, x.flags))
+			out = append(out, fmt.Sprintf("entry %d %s hash %x order %+v pins %d flags %x", s, m.Key(s), m.entryHash(s, x), x.place(), x.pins, x.flags))
 		}
 	}
 	for _, pins := range sortedValues(m.pinsOf, func(p []*pin) uint64 { return uint64(p[0].slot) }) {

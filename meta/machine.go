@@ -34,15 +34,16 @@ type Machine struct {
 	// The state hash is the sum of three sums, each kept up to date as its part changes.
 	entrySum, orderSum, objectSum uint64
 
-	stale     []record // objects changed since their sums were computed
-	pending   []record // objects changed since the last flush
-	deletions [][]byte // keys of policy pages to remove at the next flush
-	dirty     dirtySlots
-	scratch   []byte
-	loading   bool
-	out       *Results // of the Apply in progress
-	none      Results  // stands in for out otherwise
-	stats     counters
+	stale   []record // objects changed since their sums were computed
+	pending []record // objects changed since the last flush
+	parts   []*partition
+	edits   []edit // of pages of policy state, for the next flush, in order
+	dirty   dirtySlots
+	scratch []byte
+	loading bool
+	out     *Results // of the Apply in progress
+	none    Results  // stands in for out otherwise
+	stats   counters
 }
 
 // head is the part of the state that changes with every command. It has one record.
@@ -96,10 +97,8 @@ func (m *Machine) Settings() Settings { return m.settings }
 func (m *Machine) StateHash() uint64 {
 	m.refresh()
 	h := m.entrySum + m.orderSum + m.objectSum
-	for _, s := range m.sessions {
-		for _, p := range s.parts {
-			h += p.sum()
-		}
+	for _, p := range m.parts {
+		h += p.sum()
 	}
 	m.scratch = m.head.appendTo(m.scratch[:0])
 	for _, c := range m.scratch {
@@ -320,8 +319,12 @@ func (m *Machine) applySettings(c *SetSettings, out *Results) error {
 	case n.Version > ClusterVersion:
 		return fmt.Errorf("the cluster's version is %d, this binary supports up to %d: run a newer one", n.Version,
 			ClusterVersion)
-	case !policy.Known(n.Policy):
-		return fmt.Errorf("the pool's eviction policy is %q, this binary has %v: register it", n.Policy, policy.Names())
+	case m.set.oldPolicy != "" && (n.Policy != m.settings.Policy || n.TTLMS != m.settings.TTLMS):
+		out.fail(protocol.CodeBusy) // the last change is still in progress
+		return nil
+	}
+	if err := knownPolicy(n.Policy); err != nil {
+		return err
 	}
 	old := m.settings
 	m.settings = n
@@ -329,6 +332,13 @@ func (m *Machine) applySettings(c *SetSettings, out *Results) error {
 	m.changed(&m.set)
 	out.code(0)
 	return nil
+}
+
+func knownPolicy(name string) error {
+	if policy.Known(name) {
+		return nil
+	}
+	return fmt.Errorf("the pool's eviction policy is %q, this binary has %v: register it", name, policy.Names())
 }
 
 func (m *Machine) addRegion(r *region) {

@@ -97,10 +97,14 @@ func (m *Machine) Flush(b Batch) uint64 {
 	}
 	clear(m.pending)
 	m.pending = m.pending[:0]
-	for _, k := range m.deletions {
-		b.Delete(k)
+	for _, e := range m.edits {
+		if e.value == nil {
+			b.Delete(e.key)
+		} else {
+			b.Set(e.key, e.value)
+		}
 	}
-	m.deletions = nil
+	m.edits = nil
 	for _, s := range m.dirty.entries {
 		m.dirty.entryBits[s/64] &^= 1 << (s % 64)
 		key = binary.BigEndian.AppendUint32(append(key[:0], recEntry), s)
@@ -123,7 +127,7 @@ func (m *Machine) Flush(b Batch) uint64 {
 			x := m.table.at(s)
 			key = binary.BigEndian.AppendUint32(append(key[:0], recOrder), s)
 			value = binary.AppendUvarint(binary.AppendUvarint(value[:0], m.head.applied), x.birth)
-			b.Set(key, appendOrder(value, x.order()))
+			b.Set(key, appendOrder(value, x.place()))
 		}
 	}
 	m.dirty.entries, m.dirty.orders = m.dirty.entries[:0], m.dirty.orders[:0]
@@ -134,17 +138,8 @@ func (m *Machine) Flush(b Batch) uint64 {
 
 func (m *Machine) flushPolicies(b Batch) {
 	var key []byte
-	for _, s := range m.sortedSessions() {
-		for _, p := range s.parts {
-			p.pol.FlushState(false, func(page uint32, data []byte) {
-				key = p.appendKey(key[:0], page)
-				if len(data) == 0 {
-					b.Delete(key)
-				} else {
-					b.Set(key, data)
-				}
-			})
-		}
+	for _, p := range m.parts {
+		key = p.flush(b, key)
 	}
 }
 
@@ -172,7 +167,7 @@ func (m *Machine) appendEntry(b []byte, x *entry) []byte {
 		b = binary.AppendUvarint(binary.AppendUvarint(b, uint64(x.index)), uint64(x.group))
 		b = binary.AppendUvarint(b, uint64(x.parent))
 	}
-	return appendOrder(b, x.order())
+	return appendOrder(b, x.place())
 }
 
 func (h *head) appendTo(b []byte) []byte {
@@ -209,12 +204,26 @@ func (h *head) decode(d *decoder) error {
 // settingsRecord is the record of the settings.
 type settingsRecord struct {
 	object
-	m *Machine
+	m         *Machine
+	oldPolicy string // what the pool used before, while entries go over; "" otherwise
+	oldTTLMS  uint64
+	changes   uint64 // of the policy
 }
 
-func (r *settingsRecord) appendKey(b []byte) []byte   { return append(b, recSettings) }
-func (r *settingsRecord) appendValue(b []byte) []byte { return r.m.settings.appendTo(b) }
-func (r *settingsRecord) load(_, value *decoder)      { r.m.settings.decode(value) }
+// parity is the parityBit of entries that are ordered under the present policy.
+func (r *settingsRecord) parity() uint8 { return uint8(r.changes&1) * parityBit }
+
+func (r *settingsRecord) appendKey(b []byte) []byte { return append(b, recSettings) }
+
+func (r *settingsRecord) appendValue(b []byte) []byte {
+	b = appendBytes(r.m.settings.appendTo(b), r.oldPolicy)
+	return binary.AppendUvarint(binary.AppendUvarint(b, r.oldTTLMS), r.changes)
+}
+
+func (r *settingsRecord) load(_, value *decoder) {
+	r.m.settings.decode(value)
+	r.oldPolicy, r.oldTTLMS, r.changes = value.string(), value.uvarint(), value.uvarint()
+}
 
 // Open rebuilds a machine from a store. An empty store gives a new pool with DefaultSettings.
 func Open(store Store) (*Machine, error) {
@@ -239,6 +248,11 @@ func Open(store Store) (*Machine, error) {
 	}
 	if err := m.restorePolicies(store); err != nil {
 		return nil, err
+	}
+	for _, p := range m.parts {
+		if p.old != nil && p.old.Len() == 0 {
+			p.old = nil
+		}
 	}
 	m.loading = false
 	m.sumEntries()
@@ -272,11 +286,12 @@ func scan[T record](m *Machine, store Store, kind byte, fresh func() T, use func
 
 func (m *Machine) loadObjects(store Store) error {
 	if err := scan(m, store, recSettings, func() *settingsRecord { return &m.set }, func(*settingsRecord) error {
-		if !policy.Known(m.settings.Policy) {
-			return fmt.Errorf("the pool's eviction policy is %q, this binary has %v: register it", m.settings.Policy,
-				policy.Names())
+		if m.set.oldPolicy != "" {
+			if err := knownPolicy(m.set.oldPolicy); err != nil {
+				return err
+			}
 		}
-		return nil
+		return knownPolicy(m.settings.Policy)
 	}); err != nil {
 		return err
 	}
@@ -439,7 +454,7 @@ func (m *Machine) restorePolicies(store Store) error {
 			return fmt.Errorf("policy record %q: %w", k, ErrCorrupt)
 		}
 		p := m.partition(&region{owner: s, pageSize: pageSize}, class)
-		return p.pol.RestoreState(page, v)
+		return p.restore(page, v)
 	}); err != nil {
 		return err
 	}
@@ -460,7 +475,8 @@ func (m *Machine) restorePolicies(store Store) error {
 		if r.owner == nil {
 			return fmt.Errorf("entry %d lies in region %d, which nobody owns: %w", p.slot, r.id, ErrCorrupt)
 		}
-		m.partition(r, x.class()).pol.Restore(p.slot)
+		m.partition(r, x.class())
+		m.policyOf(x).Restore(p.slot)
 	}
 	return nil
 }
@@ -469,7 +485,7 @@ func (m *Machine) sumEntries() {
 	for s := range m.table.end {
 		if x := m.table.at(s); x.birth != 0 {
 			m.entrySum += m.entryHash(s, x)
-			m.orderSum += orderHash(s, x.order())
+			m.orderSum += orderHash(s, x.place())
 		}
 	}
 }

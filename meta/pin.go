@@ -179,16 +179,15 @@ func (m *Machine) forgetPin(p *pin) {
 // belongs afterwards. To come back is to be used: the entry returns at the hot end.
 func (m *Machine) moveEntry(slot Slot, change func(x *entry)) {
 	x := m.table.at(slot)
-	r := m.regionOf(x)
-	wasIn, class := x.pins == 0, x.class()
+	wasIn := x.pins == 0
 	m.entrySum -= m.entryHash(slot, x)
 	if wasIn {
-		m.partition(r, class).pol.Remove(slot)
+		m.policyOf(x).Remove(slot)
 	}
 	change(x)
 	m.entrySum += m.entryHash(slot, x)
 	if x.pins == 0 {
-		m.partition(r, x.class()).pol.Add(slot)
+		m.addToPolicy(slot, x)
 	}
 	m.markEntry(slot)
 }

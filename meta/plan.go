@@ -399,7 +399,7 @@ func (p *planner) victims(used map[Slot]bool) (next func() (Slot, bool), stop fu
 			}
 			var recent []Slot
 			more := true
-			part.pol.Victims(p.m.head.now, func(s Slot) policy.Verdict {
+			part.victims(p.m.head.now, func(s Slot) policy.Verdict {
 				switch {
 				case used[s]:
 					return policy.Skip

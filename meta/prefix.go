@@ -177,7 +177,7 @@ func (m *Machine) childAdded(parent Slot) {
 	p := m.table.at(parent)
 	p.children++
 	if p.pins == 0 {
-		m.partition(m.regionOf(p), p.class()).pol.ChildAdded(parent)
+		m.policyOf(p).ChildAdded(parent)
 	}
 }
 
@@ -185,7 +185,7 @@ func (m *Machine) childGone(parent Slot, order policy.Order) {
 	p := m.table.at(parent)
 	p.children--
 	if p.pins == 0 {
-		m.partition(m.regionOf(p), p.class()).pol.ChildGone(parent, order)
+		m.policyOf(p).ChildGone(parent, order)
 	}
 }
 

@@ -70,6 +70,9 @@ func (p *pool) check() {
 	for _, s := range m.sessions {
 		for _, part := range s.parts {
 			inPolicies += part.pol.Len()
+			if part.old != nil {
+				inPolicies += part.old.Len()
+			}
 		}
 		require.True(t, s.open || len(s.regions) > 0, "a closed session without regions is forgotten")
 	}

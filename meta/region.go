@@ -40,6 +40,7 @@ type partition struct {
 	pageSize uint64
 	class    Class
 	pol      policy.Policy
+	old      policy.Policy // what the pool used before, while its entries go over to pol; nil otherwise
 }
 
 // pages returns how many whole pages a region has.

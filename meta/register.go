@@ -20,6 +20,10 @@ func (m *Machine) applyRegister(h Header, s *session, d *decoder, out *Results) 
 		}
 		m.register(h, s, ctx, &e, out)
 	}
+	if ctx != nil && ctx.refs == 0 { // made for entries that were all refused, or known already
+		ctx.refs++
+		m.releaseContext(ctx)
+	}
 }
 
 func (m *Machine) register(h Header, s *session, ctx *contextRecord, e *protocol.RegisterEntry, out *Results) {
@@ -132,8 +136,8 @@ func (m *Machine) admitted(r *region, ctx *contextRecord, e *protocol.RegisterEn
 	}
 	m.attach(slot, x, r, ctx)
 	m.entrySum += m.entryHash(slot, x)
-	m.orderSum += orderHash(slot, x.order())
-	m.partition(r, ClassNormal).pol.Add(slot)
+	m.orderSum += orderHash(slot, x.place())
+	m.addToPolicy(slot, x)
 	m.markEntry(slot)
 	if x.parent != None {
 		m.childAdded(x.parent)
@@ -174,9 +178,9 @@ func (m *Machine) drop(slot Slot, why Reason, tell bool) {
 	delete(m.pinsOf, slot)
 	order := x.order()
 	if why != ReasonEvicted && x.pins == 0 {
-		m.partition(r, x.class()).pol.Remove(slot)
+		m.policyOf(x).Remove(slot)
 	}
-	m.orderSum -= orderHash(slot, x.order())
+	m.orderSum -= orderHash(slot, x.place())
 	if x.pins > 0 {
 		r.pinned--
 	}
@@ -194,7 +198,7 @@ func (m *Machine) drop(slot Slot, why Reason, tell bool) {
 // evict removes an entry by the decision of its policy.
 func (m *Machine) evict(slot Slot) {
 	x := m.table.at(slot)
-	m.partition(m.regionOf(x), x.class()).pol.Evict(slot)
+	m.policyOf(x).Evict(slot)
 	m.drop(slot, ReasonEvicted, false)
 }
 
@@ -224,12 +228,23 @@ func (m *Machine) detach(slot Slot, x *entry, r *region) {
 func (m *Machine) touch(slot Slot, n uint32) {
 	x := m.table.at(slot)
 	if x.pins == 0 {
-		m.partition(m.regionOf(x), x.class()).pol.Touch(slot, n)
+		m.policyOf(x).Touch(slot, n)
 	}
 	m.stats.Touched += uint64(n)
 }
 
-func (x *entry) order() policy.Order { return policy.Order{Stamp: x.stamp, Aux: x.aux, List: x.list} }
+// parityBit of entry.list says under which policy the entry was ordered, when the pool's policy has changed.
+const parityBit = 0x80
+
+// order is the entry's place as its policy sees it.
+func (x *entry) order() policy.Order {
+	return policy.Order{Stamp: x.stamp, Aux: x.aux, List: x.list &^ parityBit}
+}
+
+// setOrder replaces it and leaves the parity alone.
+func (x *entry) setOrder(o policy.Order) {
+	x.stamp, x.aux, x.list = o.Stamp, o.Aux, o.List|x.list&parityBit
+}
 
 // class is the class of the partition that the entry is in, if it is not hard-pinned.
 func (x *entry) class() Class {

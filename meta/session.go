@@ -244,7 +244,14 @@ func (m *Machine) forgetSession(s *session) {
 		return
 	}
 	for _, p := range s.parts {
-		p.discard(m)
+		m.discard(p, p.pol, 0)
+		if p.old != nil {
+			m.discard(p, p.old, oldPages)
+		}
+	}
+	if len(s.parts) > 0 {
+		m.parts = slices.DeleteFunc(m.parts, func(p *partition) bool { return p.session == s })
+		m.endMigration()
 	}
 	delete(m.sessions, s.id)
 	m.gone(s)
