@@ -32,8 +32,20 @@ func (t *policyTable) Info(s Slot) policy.Info {
 	x := m.table.at(s)
 	return policy.Info{
 		KeyHash: stableKeyHash(m.table.key(x)), Bytes: uint64(x.length), AddedMS: x.added, ExpiresMS: x.expires,
-		Index: x.index, Context: uint32(m.contextOf(x).id), Parent: m.validParent(x), Children: x.children, Class: uint8(x.class()),
+		Index: x.index, Context: uint32(m.contextOf(x).id), Parent: m.parentInPolicy(x), Children: x.children, Class: uint8(x.class()),
 	}
+}
+
+// parentInPolicy returns an entry's parent if the same policy orders both.
+func (m *Machine) parentInPolicy(x *entry) Slot {
+	parent := m.validParent(x)
+	if parent == None {
+		return None
+	}
+	if p := m.table.at(parent); p.pins > 0 || m.policyOf(p) != m.policyOf(x) {
+		return None
+	}
+	return parent
 }
 
 func (t *policyTable) NextStamp() int64 {
