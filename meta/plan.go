@@ -257,8 +257,7 @@ func (p *planner) freeSpace() AllocPlan {
 // draining takes a region that is empty and on its way to free space.
 func (p *planner) draining() AllocPlan {
 	for _, r := range p.m.sortedRegions() {
-		if r.state != RegionDraining || r.markedFor != 0 && p.m.sessionOpen(r.markedFor) || r.length < p.least ||
-			r.generation != r.device.Generation {
+		if r.state != RegionDraining || r.markedFor != 0 && p.m.sessionOpen(r.markedFor) || r.length < p.least {
 			continue
 		}
 		if r.live > 0 || p.g.RegionBusy(r.id) {

@@ -168,7 +168,8 @@ func (m *Machine) attach(slot Slot, x *entry, r *region, ctx *contextRecord) {
 func (m *Machine) drop(slot Slot, why Reason, tell bool) {
 	x := m.table.at(slot)
 	r := m.regionOf(x)
-	if tell && m.out.WantEffects && r.owner != nil && r.owner.open {
+	// An owner that loses the whole region learns of that in another way, and may already use its pages anew.
+	if tell && why != ReasonTaken && m.out.WantEffects && r.state == RegionOwned && r.owner.open {
 		m.out.Effects = append(m.out.Effects, Effect{Page: m.page(slot, true), Reason: why})
 	}
 	m.entrySum -= m.entryHash(slot, x)
