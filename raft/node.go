@@ -1,0 +1,482 @@
+package raft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	pb "go.etcd.io/raft/v3/raftpb"
+
+	"larder/cxl"
+)
+
+// Timing of a Node.
+const (
+	defaultTick       = 100 * time.Millisecond
+	defaultFlushTicks = 5 // the state machine's flush interval: half a second of replay after a crash
+	spaceTicks        = 5 // free space is measured every half second: at 300 MB/s that is 150 MB, below the minimum
+	// witnessInterval bounds how long entries under load are durable before the witness knows of them.
+	witnessInterval = 50 * time.Millisecond
+	// stallLimit is how long a log write may take before the member stops itself: long past every election, so that
+	// the cluster went on without it, and short of what an operator would notice first.
+	stallLimit = 20 * time.Second
+)
+
+// Transport moves messages between members. TCP is the one for production;
+// tests and simulators bring their own.
+type Transport interface {
+	// Start begins to receive.
+	Start(h Handler) error
+	// SetMembers names everybody who can be sent to; connections to others end.
+	SetMembers(members []Member)
+	// Send queues messages without blocking, or drops them and calls Handler.Unreachable.
+	Send(msgs []*pb.Message)
+	// SendSnapshot delivers m, whose stream write produces, and returns when the receiver has verified it.
+	SendSnapshot(ctx context.Context, m *pb.Message, write func(io.Writer) error) error
+	// Stop ends everything; no call of the Handler is running afterwards.
+	Stop()
+}
+
+// Handler takes what a Transport receives. It is safe for concurrent use.
+type Handler interface {
+	// Receive takes a message. An error concerns its sender: close the connection.
+	Receive(m *pb.Message) error
+	// ReceiveSnapshot takes a MsgSnap and its stream.
+	ReceiveSnapshot(m *pb.Message, r io.Reader) error
+	// Unreachable says that messages to a member were lost.
+	Unreachable(id uint64)
+	// IsRemoved says that a member was removed and must be told so.
+	IsRemoved(id uint64) bool
+	// Expelled says that another member told us that we were removed.
+	Expelled()
+}
+
+// NodeConfig configures a Node.
+type NodeConfig struct {
+	// Core configures the member. Send and OnRead are the Node's own.
+	Core CoreConfig
+	// Store holds the member's data. The caller closes it after Stop.
+	Store *Store
+	// Transport connects the members. Nil is allowed for a cluster of one only.
+	Transport Transport
+	// Tick is the length of a tick, 0 for 100 ms. The election timeout is Core.ElectionTicks of these.
+	Tick time.Duration
+	// Ticks delivers ticks about every Tick; nil for a ticker of the Node's own. A tick that comes while the loop is
+	// busy is dropped: a stall must not be followed by a burst.
+	Ticks <-chan time.Time
+	// Boottime is CLOCK_BOOTTIME in nanoseconds; nil for the system's.
+	Boottime func() int64
+	// FlushTicks is the interval at which the Machine flushes; 0 for 5.
+	FlushTicks int
+	// OnStop is called once, on a goroutine of its own, when the member stops because it must: ErrRemoved, a
+	// LostDataError, a CorruptionError, another storage error. Not after Stop. May be nil.
+	OnStop func(error)
+}
+
+// Node runs a Core: its methods are safe for concurrent use. A loop goroutine
+// drives raft and writes the log, an apply goroutine calls the Machine, so that
+// applying overlaps the next sync.
+type Node struct {
+	cfg  NodeConfig
+	core *Core
+
+	mu       sync.Mutex // guards core's raft, and the fields up to the blank line
+	reads    readState
+	fenced   bool  // no Confirm until the leadership that is being handed over is gone
+	deadline int64 // the latest that any Confirm of this term may have given
+	sending  map[uint64]bool
+
+	wake     chan struct{} // 1: the loop has something to do
+	tickc    chan struct{} // 1: a tick to process
+	queue    applyQueue
+	done     chan struct{} // closed when the node has begun to stop
+	stopOnce sync.Once
+	stopErr  error // valid after done
+	wg       sync.WaitGroup
+	ctx      context.Context // ends with done; for snapshot streams
+	cancel   context.CancelFunc
+
+	leader    atomic.Uint64
+	leads     atomic.Bool
+	solo      atomic.Bool // sole voter, leading, ready: no round is needed
+	expelled  atomic.Bool
+	writing   atomic.Int64 // boottime at which the log write in progress began, 0 if none
+	polling   atomic.Bool
+	ticks     broadcast
+	applied   broadcast
+	stats     nodeStats
+	witnessAt int64 // loop only
+}
+
+// StartNode starts a member.
+func StartNode(cfg NodeConfig) (*Node, error) {
+	if cfg.Tick == 0 {
+		cfg.Tick = defaultTick
+	}
+	if cfg.FlushTicks == 0 {
+		cfg.FlushTicks = defaultFlushTicks
+	}
+	if cfg.Boottime == nil {
+		cfg.Boottime = cxl.Boottime
+	}
+	n := &Node{
+		cfg: cfg, wake: make(chan struct{}, 1), tickc: make(chan struct{}, 1), done: make(chan struct{}),
+		sending: map[uint64]bool{},
+	}
+	n.ctx, n.cancel = context.WithCancel(context.Background())
+	n.queue.init()
+	onMembers := cfg.Core.OnMembers
+	cfg.Core.Send = n.route
+	cfg.Core.OnRead = n.readDone
+	cfg.Core.OnMembers = func(m []Member) { n.membersChanged(m, onMembers) }
+	core, err := NewCore(cfg.Core, cfg.Store)
+	if err != nil {
+		n.cancel()
+		return nil, err
+	}
+	core.runApply = n.runApply
+	n.core = core
+	cfg.Store.PollSpace()
+	if cfg.Transport != nil {
+		cfg.Transport.SetMembers(core.log.confs.newest().Members)
+		if err := cfg.Transport.Start((*nodeHandler)(n)); err != nil {
+			n.cancel()
+			return nil, fmt.Errorf("raft: start the transport: %w", err)
+		}
+	}
+	n.wg.Add(3)
+	go n.tickLoop()
+	go n.loop()
+	go n.applyLoop()
+	n.poke()
+	return n, nil
+}
+
+// poke tells the loop that there is something to do.
+func (n *Node) poke() {
+	select {
+	case n.wake <- struct{}{}:
+	default:
+	}
+}
+
+// tickLoop passes ticks on, drops those that the loop cannot take, and watches
+// what may hang.
+func (n *Node) tickLoop() {
+	defer n.wg.Done()
+	src := n.cfg.Ticks
+	if src == nil {
+		t := time.NewTicker(n.cfg.Tick) //nolint:forbidigo // the one clock of the package that is not injected
+		defer t.Stop()
+		src = t.C
+	}
+	for count := 0; ; count++ {
+		select {
+		case <-n.done:
+			return
+		case <-src:
+		}
+		select {
+		case n.tickc <- struct{}{}:
+		default:
+			n.stats.ticksDropped.Add(1)
+		}
+		n.ticks.signal()
+		if t := n.writing.Load(); t != 0 && n.cfg.Boottime()-t > int64(stallLimit) {
+			n.cfg.Store.health.fail(ErrDiskStalled)
+			n.fail(ErrDiskStalled)
+		}
+		if n.cfg.Store.health.failed.Load() {
+			n.fail(n.cfg.Store.Healthy())
+		}
+		if count%spaceTicks == 0 && n.polling.CompareAndSwap(false, true) {
+			go func() { // statfs may hang on a dead disk
+				n.cfg.Store.PollSpace()
+				n.polling.Store(false)
+			}()
+		}
+		if count%n.cfg.FlushTicks == n.cfg.FlushTicks-1 {
+			n.queue.flush()
+		}
+	}
+}
+
+// loop is the goroutine that drives raft.
+func (n *Node) loop() {
+	defer n.wg.Done()
+	defer n.fail(ErrStopped) // also when Pebble ended this goroutine
+	for {
+		select {
+		case <-n.done:
+			return
+		case <-n.tickc:
+			n.tick()
+		case <-n.wake:
+		}
+		for {
+			more, err := n.round()
+			if err != nil {
+				n.fail(err)
+				return
+			}
+			if !more {
+				break
+			}
+			select {
+			case <-n.done:
+				return
+			case <-n.tickc:
+				n.tick()
+			default:
+			}
+		}
+	}
+}
+
+func (n *Node) tick() {
+	n.mu.Lock()
+	n.core.Tick()
+	n.readTick()
+	n.mu.Unlock()
+}
+
+// round handles one Ready.
+func (n *Node) round() (more bool, err error) {
+	n.mu.Lock()
+	r, err := n.core.begin()
+	n.publish()
+	n.mu.Unlock()
+	if err != nil || r == nil {
+		return false, errors.Join(err, n.syncWitness())
+	}
+	n.route(r.early)
+	start := n.cfg.Boottime()
+	n.writing.Store(start)
+	err = n.core.persist(r)
+	n.writing.Store(0)
+	if err != nil {
+		return false, err
+	}
+	if r.sync {
+		n.stats.syncs.observe(n.cfg.Boottime() - start)
+	}
+	n.mu.Lock()
+	late, err := n.core.finish(r)
+	n.publish()
+	removed := n.core.removed
+	n.mu.Unlock()
+	if err != nil {
+		return false, err
+	}
+	n.route(late)
+	if r.lost != 0 {
+		term := r.lost
+		n.queue.push(applyItem{fn: func() error { n.core.lossApplied(term); return nil }})
+	}
+	if r.apply != nil {
+		n.queue.push(applyItem{msg: r.apply})
+	}
+	if removed {
+		return false, ErrRemoved
+	}
+	return true, n.syncWitness()
+}
+
+// syncWitness writes the witness if that is due.
+func (n *Node) syncWitness() error {
+	now := n.cfg.Boottime()
+	if !n.core.witnessDue && now-n.witnessAt < int64(witnessInterval) {
+		return nil
+	}
+	n.witnessAt = now
+	n.writing.Store(now)
+	defer n.writing.Store(0)
+	n.core.witnessDue = false
+	return n.cfg.Store.syncWitness()
+}
+
+// publish makes leadership visible without the lock, and ends what it ends.
+func (n *Node) publish() {
+	c := n.core
+	n.leader.Store(c.soft.Lead)
+	leads := c.leadTerm != 0
+	if n.leads.Swap(leads) && !leads {
+		n.fenced, n.deadline = false, 0
+	}
+	n.updateSolo()
+}
+
+// route sends messages, and starts streams for snapshots.
+func (n *Node) route(msgs []*pb.Message) {
+	if len(msgs) == 0 || n.cfg.Transport == nil {
+		return
+	}
+	out := make([]*pb.Message, 0, len(msgs))
+	for _, m := range msgs {
+		if m.GetType() == pb.MsgSnap {
+			n.startSnapshot(m)
+			continue
+		}
+		out = append(out, m)
+	}
+	n.cfg.Transport.Send(out)
+}
+
+// fail stops the node. The first reason counts.
+func (n *Node) fail(err error) {
+	n.stopOnce.Do(func() {
+		n.stopErr = err
+		close(n.done)
+		n.cancel()
+		n.queue.close()
+		n.leads.Store(false)
+		n.solo.Store(false)
+		if !errors.Is(err, ErrStopped) {
+			n.cfg.Core.logger().Error("the member stops", slog.Any("error", err))
+			if n.cfg.OnStop != nil {
+				go n.cfg.OnStop(err)
+			}
+		}
+	})
+}
+
+func (c *CoreConfig) logger() *slog.Logger {
+	if c.Logger == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return c.Logger
+}
+
+// Done is closed when the member has stopped or begins to; Err says why.
+func (n *Node) Done() <-chan struct{} { return n.done }
+
+// Err is nil while the member runs, ErrStopped after Stop, else what stopped it.
+func (n *Node) Err() error {
+	select {
+	case <-n.done:
+		return n.stopErr
+	default:
+		return nil
+	}
+}
+
+// Stop hands leadership to another member if there is one, within ctx, then
+// stops, flushes the state machine and releases everything but the Store.
+func (n *Node) Stop(ctx context.Context) error {
+	if n.leads.Load() && !n.solo.Load() {
+		err := n.TransferLeadership(ctx, 0)
+		if err != nil {
+			n.cfg.Core.logger().Warn("stopping without handing leadership over", slog.Any("error", err))
+		}
+	}
+	n.fail(ErrStopped)
+	if n.cfg.Transport != nil {
+		n.cfg.Transport.Stop()
+	}
+	n.wg.Wait()
+	for n.polling.Load() { // a measurement in progress uses the store
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		default:
+			time.Sleep(time.Millisecond) //nolint:forbidigo // bounded by ctx; there is no event to wait for
+		}
+	}
+	if !errors.Is(n.stopErr, ErrStopped) {
+		return n.stopErr
+	}
+	return n.core.finalFlush()
+}
+
+// finalFlush saves a restart the replay. Nothing else runs any more.
+func (c *Core) finalFlush() error {
+	if c.err != nil || c.store.health.failed.Load() || c.store.health.critical.Load() {
+		return nil // the log has everything
+	}
+	return c.Flush()
+}
+
+// Propose appends data to the leader's log, as Core.Propose does.
+func (n *Node) Propose(data []byte) (index, term uint64, err error) {
+	n.mu.Lock()
+	index, term, err = n.core.Propose(data)
+	n.mu.Unlock()
+	if err != nil {
+		if stopped := n.Err(); stopped != nil {
+			err = ErrStopped
+		}
+		return 0, 0, err
+	}
+	n.stats.proposals.Add(1)
+	n.poke()
+	return index, term, nil
+}
+
+// Leader names the member believed to lead, 0 if none is known; self says that it
+// is this one.
+func (n *Node) Leader() (id uint64, self bool) { return n.leader.Load(), n.leads.Load() }
+
+// Applied is the last index that the Machine has applied.
+func (n *Node) Applied() uint64 { return n.core.apply.index.Load() }
+
+// Status reports the member's state.
+func (n *Node) Status() Status {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.core.Status()
+}
+
+// nodeHandler is the Node as its Transport sees it.
+type nodeHandler Node
+
+// Receive implements Handler.
+func (h *nodeHandler) Receive(m *pb.Message) error {
+	n := (*Node)(h)
+	n.mu.Lock()
+	err := n.core.Step(m)
+	broken := n.core.err
+	n.mu.Unlock()
+	if broken != nil {
+		n.fail(broken)
+		return ErrStopped
+	}
+	n.poke()
+	return err
+}
+
+// ReceiveSnapshot implements Handler.
+func (h *nodeHandler) ReceiveSnapshot(m *pb.Message, r io.Reader) error {
+	n := (*Node)(h)
+	sp, err := n.core.receiveSnapshot(m, r)
+	if err != nil {
+		return err
+	}
+	n.mu.Lock()
+	err = n.core.stepSpool(m, sp)
+	n.mu.Unlock()
+	n.poke()
+	return err
+}
+
+// Unreachable implements Handler.
+func (h *nodeHandler) Unreachable(id uint64) {
+	n := (*Node)(h)
+	n.mu.Lock()
+	_ = n.core.guard(func() error { n.core.rn.ReportUnreachable(id); return nil }) // kept, and returned by the loop
+	n.mu.Unlock()
+	n.poke()
+}
+
+// IsRemoved implements Handler.
+func (h *nodeHandler) IsRemoved(id uint64) bool {
+	n := (*Node)(h)
+	return n.core.log.confs.newest().removed(id)
+}
+
+// Expelled implements Handler.
+func (h *nodeHandler) Expelled() { (*Node)(h).fail(ErrRemoved) }
