@@ -1,0 +1,157 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"larder/protocol"
+)
+
+// instances numbers the clients of this process that were not given a name.
+var instances atomic.Uint64
+
+// Client is a client of a pool. Its methods may be called concurrently, also with Close, after which all of them return
+// ErrClosed. It must not be copied.
+type Client struct {
+	cfg  Config
+	life context.Context //nolint:containedctx // the client's own life, which its goroutines share
+	end  context.CancelFunc
+	wg   sync.WaitGroup
+	// readers are the goroutines of connections, which end after those that use them.
+	readers sync.WaitGroup
+
+	spawnMu sync.Mutex // orders spawn before the wait of Close
+
+	sess       atomic.Pointer[session]
+	link       atomic.Pointer[link]
+	lastAnswer atomic.Int64 // when the last answered request was sent
+	needLink   chan struct{}
+	keepNow    chan struct{}
+
+	linkMu        sync.Mutex
+	linkChanged   chan struct{} // closed when link changes
+	addrs         []string
+	nextAddrIndex int
+	hint          string // where the leader is said to be; used once
+	members       []protocol.Member
+	lastErr       error
+
+	devices      *devices
+	pool         *pool
+	revoking     []uint64 // regions whose REVOKE is being carried out; under pool.mu
+	quarantineMS atomic.Uint64
+
+	leases  leaseBag
+	viewMu  sync.Mutex
+	views   map[*Views]struct{}
+	lookups sync.Pool // of *lookupMsg
+	stores  sync.Pool // of *storeOp
+
+	counters counters
+}
+
+// Open connects to a pool and opens a session. It waits until a leader has answered, or ctx is over, or, if ctx has no
+// deadline, cfg.Timeout has passed.
+func Open(ctx context.Context, cfg Config) (*Client, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, fail("open", nil, err)
+	}
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	c := &Client{
+		cfg: cfg, life: life, end: end, addrs: cfg.Addrs,
+		needLink: make(chan struct{}, 1), keepNow: make(chan struct{}, 1), linkChanged: make(chan struct{}),
+		devices: newDevices(&cfg), pool: newPool(cfg.Clock), views: make(map[*Views]struct{}),
+	}
+	c.lookups.New = func() any { return new(lookupMsg) }
+	c.stores.New = func() any { return new(storeOp) }
+	c.needLink <- struct{}{}
+	c.wg.Add(3)
+	go c.connector()
+	go c.keeper()
+	go c.allocator()
+	if _, has := ctx.Deadline(); !has {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, cfg.Timeout)
+		defer cancel()
+	}
+	if _, err := c.conn(ctx); err != nil {
+		c.linkMu.Lock()
+		last := c.lastErr
+		c.linkMu.Unlock()
+		c.shut(errors.Join(err, last))
+		if last != nil {
+			err = fmt.Errorf("%w (the last attempt: %w)", err, last)
+		}
+		return nil, fail("open", nil, err)
+	}
+	return c, nil
+}
+
+// Close returns the client's regions to the pool, where its entries stay readable, ends its session and frees what the
+// client holds. It waits for stores that are writing. Open Allocs fail; open Views stay readable until they are
+// closed. When ctx is over first, or no master answers, it stops without the goodbye, whose error it returns: the pool
+// then finds out by the session's TTL. It may be called again.
+func (c *Client) Close(ctx context.Context) error {
+	if c.life.Err() != nil {
+		return nil
+	}
+	s := c.sess.Load()
+	c.flushReleases()
+	safe := c.pool.retireAll(ErrClosed)
+	var err error
+	if safe {
+		if _, has := ctx.Deadline(); !has {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, c.cfg.CallTimeout)
+			defer cancel()
+		}
+		err = c.mutate(ctx, s, protocol.TypeGoodbye, new(goodbyeMsg), 0)
+		if errors.Is(err, ErrSessionExpired) {
+			err = nil // it had ended already
+		}
+	}
+	c.shut(ErrClosed)
+	return fail("close", nil, err)
+}
+
+// shut ends the client's goroutines and connections.
+func (c *Client) shut(why error) {
+	c.spawnMu.Lock()
+	c.end()
+	c.spawnMu.Unlock()
+	if l := c.link.Load(); l != nil {
+		l.close(why)
+	}
+	c.wg.Wait()
+	if l := c.link.Swap(nil); l != nil { // made while the connector was ending
+		l.close(why)
+	}
+	c.readers.Wait()
+	c.pool.retireAll(ErrClosed)
+	c.devices.close()
+}
+
+// Instance returns the name under which the pool knows this client.
+func (c *Client) Instance() string { return c.cfg.Instance }
+
+// PageSize returns the granularity of stores in bytes.
+func (c *Client) PageSize() uint64 { return c.cfg.PageSize }
+
+// Leader returns the address of the master that the client talks to now; empty if it is looking for one.
+func (c *Client) Leader() string {
+	if l := c.link.Load(); l != nil {
+		return l.conns[0].addr
+	}
+	return ""
+}
+
+// Members returns the masters as the last one that was connected to named them.
+func (c *Client) Members() []protocol.Member {
+	c.linkMu.Lock()
+	defer c.linkMu.Unlock()
+	return append([]protocol.Member(nil), c.members...)
+}

@@ -1,0 +1,133 @@
+package client
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"larder/cxl"
+	"larder/protocol"
+)
+
+// Defaults of Config.
+const (
+	DefaultPageSize    = 64 << 10
+	DefaultRegionSize  = 64 << 20
+	DefaultTTL         = 10 * time.Second
+	DefaultTimeout     = 30 * time.Second
+	DefaultCallTimeout = 2 * time.Second
+	// MinPageSize is the smallest page that servers take, in bytes.
+	MinPageSize = 4096
+	// MaxConns bounds the connections of one client: one is enough for latency, and four saturate a server.
+	MaxConns = 16
+)
+
+// Config says where the masters are and how a client behaves. Only Addrs is needed.
+type Config struct {
+	// Addrs are masters, "host:port" or "unix:/path". Any one of them is enough: it names the others and the leader.
+	Addrs []string
+	// Instance names the client to the pool: regions belong to it. One process at a time may use a name. Empty: made of
+	// the host's name, the process id and its start time.
+	Instance string
+	// Tenant is whose entries these are. Empty: "default".
+	Tenant string
+	// PageSize is the granularity of stores, in bytes: a multiple of 4 KiB. 0: DefaultPageSize. A value takes
+	// whole pages, in one run if it is longer than one.
+	PageSize uint64
+	// RegionSize is how much is asked for at a time when the client has no page left, in bytes. 0: DefaultRegionSize.
+	RegionSize uint64
+	// TTL is how long the pool keeps the session of a client that it does not hear from. 0: DefaultTTL. The server
+	// clamps it.
+	TTL time.Duration
+	// Checksums stores an XXH3-64 of each value, and verifies each value read that has one.
+	Checksums bool
+	// Prefault maps memory completely when it is mapped, so that no later copy waits for a page fault.
+	Prefault bool
+	// OnRevoke, if not nil, hears of each region that was taken away, after the client has given it up. It must not
+	// block.
+	OnRevoke func(Revoked)
+	// Timeout bounds a call whose context has no deadline, retries included. 0: DefaultTimeout.
+	Timeout time.Duration
+	// CallTimeout bounds one attempt: a master that does not answer for so long is taken for lost. 0:
+	// DefaultCallTimeout.
+	CallTimeout time.Duration
+	// Conns is the number of connections to the leader. 0: one.
+	Conns int
+	// Logger hears of what a person should know. nil: nobody does.
+	Logger *slog.Logger
+	// Clock reads CLOCK_BOOTTIME in nanoseconds. nil: the host's. Tests replace it.
+	Clock func() int64
+}
+
+// Revoked says which region was taken away.
+type Revoked struct {
+	Region uint64 // id
+	Bytes  uint64 // its length
+	Reason error  // ErrRevoked, or ErrSessionExpired if the session ended
+}
+
+// withDefaults fills in what is not set, and refuses what cannot be.
+func (cfg Config) withDefaults() (Config, error) {
+	setDefault(&cfg.PageSize, DefaultPageSize)
+	setDefault(&cfg.RegionSize, max(DefaultRegionSize/max(cfg.PageSize, 1), 1)*cfg.PageSize)
+	setDefault(&cfg.TTL, DefaultTTL)
+	setDefault(&cfg.Timeout, DefaultTimeout)
+	setDefault(&cfg.CallTimeout, DefaultCallTimeout)
+	setDefault(&cfg.Conns, 1)
+	setDefault(&cfg.Tenant, "default")
+	if cfg.Instance == "" {
+		cfg.Instance = ownName()
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = cxl.Boottime
+	}
+	var wrong []string
+	say := func(bad bool, text string, args ...any) {
+		if bad {
+			wrong = append(wrong, fmt.Sprintf(text, args...))
+		}
+	}
+	say(len(cfg.Addrs) == 0, "Addrs is empty: name at least one master")
+	say(cfg.PageSize < MinPageSize || cfg.PageSize%MinPageSize != 0 || cfg.PageSize > 1<<40,
+		"PageSize %d is not a multiple of %d below 1 TiB", cfg.PageSize, MinPageSize)
+	say(cfg.PageSize == 0 || cfg.RegionSize < cfg.PageSize || cfg.RegionSize%cfg.PageSize != 0,
+		"RegionSize %d is not a multiple of the page size %d", cfg.RegionSize, cfg.PageSize)
+	say(cfg.Conns < 0 || cfg.Conns > MaxConns, "Conns %d is not in 1..%d", cfg.Conns, MaxConns)
+	say(cfg.TTL < 0 || cfg.Timeout < 0 || cfg.CallTimeout < 0, "TTL, Timeout and CallTimeout must not be negative")
+	say(len(cfg.Instance) > protocol.MaxNameBytes || len(cfg.Tenant) > protocol.MaxNameBytes,
+		"Instance and Tenant are at most %d bytes", protocol.MaxNameBytes)
+	for _, a := range cfg.Addrs {
+		say(!strings.HasPrefix(a, unixScheme) && !strings.Contains(a, ":"),
+			"address %q is neither host:port nor unix:/path", a)
+	}
+	if len(wrong) > 0 {
+		return cfg, fmt.Errorf("%w: %s", ErrConfig, strings.Join(wrong, "; "))
+	}
+	return cfg, nil
+}
+
+func setDefault[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+// ownName is a name that no other process of any host has at the same time.
+func ownName() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "host"
+	}
+	pid := os.Getpid()
+	start, _, err := cxl.ProcessStart(pid)
+	if err != nil {
+		start = uint64(max(cxl.Boottime(), 0)) // no /proc: the time does as well
+	}
+	return fmt.Sprintf("%.128s-%d-%d-%d", host, pid, start, instances.Add(1))
+}

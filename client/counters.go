@@ -1,0 +1,76 @@
+package client
+
+import "sync/atomic"
+
+// counters are what Stats shows.
+type counters struct {
+	hits, misses, stored, deduplicated, bytesRead, bytesWritten         atomic.Uint64
+	retries, reconnects, unknown, serverErrors, suspended, sessionsLost atomic.Uint64
+	shortages, allocs, evicted, freed, revoked, restarts                atomic.Uint64
+	late, checksumFaults, generationMisses, truncated, leasesDropped    atomic.Uint64
+	phases                                                              [4]atomic.Uint64
+}
+
+// Stats says what a client has done since it was opened, and what it holds now.
+type Stats struct {
+	Hits         uint64 // keys read that were there
+	Misses       uint64 // keys read that were not, or whose bytes did not survive
+	Stored       uint64 // new entries
+	Deduplicated uint64 // values that were there already
+	BytesRead    uint64
+	BytesWritten uint64
+
+	Allocs    uint64    // REQUEST_ALLOCs
+	ByPhase   [4]uint64 // those that brought memory: from free space, own entries, departed owners, other clients
+	Shortages uint64    // stores that found no free page
+	Evicted   uint64    // own entries evicted for own stores
+	Freed     uint64    // own entries that others deleted or evicted
+	Revoked   uint64    // regions taken away
+	Restarts  uint64    // stores begun again in another region, or after a change of session
+
+	Retries      uint64 // requests sent again
+	Reconnects   uint64 // connections lost: leader changes among them
+	ServerErrors uint64 // requests answered with an error
+	Unknown      uint64 // mutations given up without an answer, and settled in the background
+	Suspended    uint64 // waits of stores for a confirmation of the session
+	SessionsLost uint64
+
+	Late             uint64 // reads thrown away because their lease had ended
+	ChecksumFaults   uint64 // values whose checksum was wrong: counted as misses
+	GenerationMisses uint64 // locations whose device has lost its bytes, or is not to be found
+	Truncated        uint64 // reads of mapped bytes that were gone
+
+	Regions   int
+	Bytes     uint64 // of the regions
+	FreePages int
+	InFlight  int // mutations without an answer
+}
+
+// Stats returns the client's counters.
+func (c *Client) Stats() Stats {
+	n := &c.counters
+	s := Stats{
+		Hits: n.hits.Load(), Misses: n.misses.Load(), Stored: n.stored.Load(), Deduplicated: n.deduplicated.Load(),
+		BytesRead: n.bytesRead.Load(), BytesWritten: n.bytesWritten.Load(),
+		Allocs: n.allocs.Load(), Shortages: n.shortages.Load(), Evicted: n.evicted.Load(), Freed: n.freed.Load(),
+		Revoked: n.revoked.Load(), Restarts: n.restarts.Load(),
+		Retries: n.retries.Load(), Reconnects: n.reconnects.Load(), ServerErrors: n.serverErrors.Load(),
+		Unknown: n.unknown.Load(), Suspended: n.suspended.Load(), SessionsLost: n.sessionsLost.Load(),
+		Late: n.late.Load(), ChecksumFaults: n.checksumFaults.Load(), GenerationMisses: n.generationMisses.Load(),
+		Truncated: n.truncated.Load(),
+	}
+	for i := range s.ByPhase {
+		s.ByPhase[i] = n.phases[i].Load()
+	}
+	if sess := c.sess.Load(); sess != nil {
+		s.InFlight = sess.window.inFlight()
+	}
+	p := c.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s.Regions, s.FreePages = len(p.list), p.nfree
+	for _, r := range p.list {
+		s.Bytes += r.length
+	}
+	return s
+}

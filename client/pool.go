@@ -1,0 +1,349 @@
+package client
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"larder/protocol"
+)
+
+// pool is this client's share of the pool: its regions and the state of their pages.
+type pool struct {
+	clock func() int64
+
+	mu      sync.Mutex
+	regions map[uint64]*region
+	list    []*region // in the order they came: stores fill the oldest first
+	nfree   int
+	busy    int // pages taken by Put and PutBatch, which come free or used within the time of a call
+	resting []rest
+	queue   []*want
+	kick    chan struct{}
+	// gone are regions that a REVOKE named before the reply that gave them was read: region id to epoch. It is emptied
+	// whenever no REQUEST_ALLOC is in flight, so it stays small.
+	gone  map[uint64]uint64
+	dying map[uint64]*region // given up, and perhaps still written to
+}
+
+// rest is a run of pages in quarantine until due.
+type rest struct {
+	due int64
+	run run
+}
+
+func newPool(clock func() int64) *pool {
+	return &pool{
+		clock: clock, regions: make(map[uint64]*region), gone: make(map[uint64]uint64),
+		dying: make(map[uint64]*region), kick: make(chan struct{}, 1),
+	}
+}
+
+// wakeAllocator tells the allocator that pages came free, or that somebody waits for some.
+func (p *pool) wakeAllocator() {
+	select {
+	case p.kick <- struct{}{}:
+	default:
+	}
+}
+
+// takeRun takes n consecutive free pages. It costs a few steps for one page.
+func (p *pool) takeRun(n int) (run, bool) {
+	if p.nfree < n {
+		return run{}, false
+	}
+	for _, r := range p.list {
+		if r.free.count < n {
+			continue
+		}
+		page := r.free.run(n)
+		if page < 0 {
+			continue
+		}
+		for i := range n {
+			r.free.remove(page + i)
+		}
+		r.note(page, n)
+		p.nfree -= n
+		return run{r, page, n}, true
+	}
+	return run{}, false
+}
+
+// release makes pages free.
+func (p *pool) release(t run) {
+	if t.n == 0 || t.r.lost != nil {
+		return
+	}
+	for i := range t.n {
+		t.r.free.add(t.page + i)
+		t.r.used.remove(t.page + i)
+	}
+	t.r.keys[t.page] = 0
+	t.r.note(t.page, t.n)
+	p.nfree += t.n
+	if len(p.queue) > 0 {
+		p.wakeAllocator()
+	}
+}
+
+// retire puts pages into quarantine for ms milliseconds, from now.
+func (p *pool) retire(t run, ms uint64) {
+	if ms == 0 {
+		p.release(t)
+		return
+	}
+	if t.r.lost != nil {
+		return
+	}
+	for i := range t.n {
+		t.r.used.remove(t.page + i)
+	}
+	t.r.keys[t.page] = 0
+	t.r.note(t.page, t.n)
+	d := millis(ms)
+	r := rest{p.clock() + d + margin(d), t}
+	at, _ := slices.BinarySearchFunc(p.resting, r, func(a, b rest) int { return int(min(max(a.due-b.due, -1), 1)) })
+	p.resting = slices.Insert(p.resting, at, r)
+}
+
+// wakeResting releases the pages whose quarantine is over, and returns how long the next one lasts; 0 if there is none.
+func (p *pool) wakeResting() time.Duration {
+	now := p.clock()
+	n := 0
+	for n < len(p.resting) && p.resting[n].due <= now {
+		p.release(p.resting[n].run)
+		n++
+	}
+	p.resting = slices.Delete(p.resting, 0, n)
+	if len(p.resting) == 0 {
+		return 0
+	}
+	return time.Duration(p.resting[0].due - now)
+}
+
+// use notes that an entry lies in the run.
+func (p *pool) use(t run) {
+	if t.r.lost != nil {
+		return
+	}
+	if _, ok := t.r.early[t.page]; ok {
+		delete(t.r.early, t.page)
+		p.release(t)
+		return
+	}
+	for i := range t.n {
+		t.r.used.add(t.page + i)
+	}
+	t.r.note(t.page, t.n)
+}
+
+// freed handles the news that an entry is gone: evicted, deleted, or freed by somebody else. A page is freed only if
+// it holds that very key: news may come twice, after the page has been used again.
+func (p *pool) freed(pg *protocol.Page, key uint64) {
+	r := p.regions[pg.RegionID]
+	if r == nil {
+		return
+	}
+	page, n := r.pagesAt(pg.KVOffset, pg.KVLength)
+	if n == 0 || r.free.has(page) || r.keys[page] == 0 || len(pg.Key) > 0 && r.keys[page] != key {
+		return
+	}
+	if !r.used.has(page) {
+		if len(pg.Key) > 0 {
+			// Its REGISTER has worked, and the answer is still on its way or was lost.
+			if r.early == nil {
+				r.early = make(map[int]struct{})
+			}
+			r.early[page] = struct{}{}
+		}
+		return
+	}
+	p.retire(run{r, page, n}, pg.FreeAfterMS)
+}
+
+// add makes a region's pages available. It replaces nothing: see Client.addRegion.
+func (p *pool) add(r *region) {
+	p.regions[r.id] = r
+	p.list = append(p.list, r)
+	p.nfree += r.free.count
+}
+
+// forget takes a region out of the books: none of its pages is given out or freed any more.
+func (p *pool) forget(r *region, why error) {
+	if r.lost != nil {
+		return
+	}
+	r.lost = why
+	delete(p.regions, r.id)
+	p.dying[r.id] = r
+	p.list = slices.DeleteFunc(p.list, func(x *region) bool { return x == r })
+	p.nfree -= r.free.count
+	p.resting = slices.DeleteFunc(p.resting, func(q rest) bool { return q.run.r == r })
+	p.wakeAllocator()
+}
+
+// beginCopy enters a section in which the caller writes to the run's memory. It fails if the region was given up.
+func (p *pool) beginCopy(r *region) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r.lost != nil {
+		return false
+	}
+	r.copies++
+	return true
+}
+
+// endCopy leaves it.
+func (p *pool) endCopy(r *region) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r.copies--
+	if r.copies > 0 {
+		return
+	}
+	if r.drained != nil {
+		close(r.drained)
+		r.drained = nil
+	}
+	p.unmapIfUnused(r)
+}
+
+// unmapIfUnused unmaps a region that was given up when its last writer has gone.
+func (p *pool) unmapIfUnused(r *region) {
+	if r.lost != nil && r.copies == 0 && r.allocs == 0 && r.covered {
+		r.unmap()
+	}
+}
+
+// giveUp makes sure that nothing of this process writes to a region any more, other than what the user stores through
+// open Allocs; their memory is replaced by private memory. It returns nil when that is done, or a channel that is
+// closed when the last of those Allocs has ended, if it could not be.
+func (p *pool) giveUp(r *region, why error) (wait <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.forget(r, why)
+	for r.copies > 0 {
+		if r.drained == nil {
+			r.drained = make(chan struct{})
+		}
+		drained := r.drained
+		p.mu.Unlock()
+		<-drained
+		p.mu.Lock()
+	}
+	if r.covered || r.mapping == nil {
+		return nil
+	}
+	_ = r.mapping.Surrender(r.mem) // a truncated file has no cache lines to surrender
+	if r.allocs > 0 {
+		if err := r.cover(); err != nil {
+			if r.idle == nil {
+				r.idle = make(chan struct{})
+			}
+			return r.idle
+		}
+	}
+	p.harmless(r)
+	return nil
+}
+
+// harmless notes that nothing can write to a region that was given up any more.
+func (p *pool) harmless(r *region) {
+	r.covered = true
+	if p.dying[r.id] == r {
+		delete(p.dying, r.id)
+	}
+	p.unmapIfUnused(r)
+}
+
+// endAlloc notes that an Alloc has ended: its user may not touch the memory any more.
+func (p *pool) endAlloc(r *region) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r.allocs--
+	if r.allocs > 0 {
+		return
+	}
+	if r.idle != nil {
+		close(r.idle)
+		r.idle = nil
+		p.harmless(r)
+		return
+	}
+	p.unmapIfUnused(r)
+}
+
+// retireAll gives up every region. It reports whether nothing can write to any of them any more.
+func (p *pool) retireAll(why error) bool {
+	p.mu.Lock()
+	all := slices.Clone(p.list)
+	for _, r := range all {
+		p.forget(r, why)
+	}
+	p.mu.Unlock()
+	safe := true
+	for _, r := range all {
+		safe = p.giveUp(r, why) == nil && safe
+	}
+	return safe
+}
+
+// noteChanges begins to record which pages change state, since what a master is about to say of them may be older.
+func (p *pool) noteChanges() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, r := range p.list {
+		r.changed = newBitset(len(r.keys), false)
+	}
+}
+
+// reconcile compares the books with what a master says of this client's regions, and returns the regions that are no
+// longer owned or are to be given up. Pages that changed while the answer was on its way are left alone.
+func (p *pool) reconcile(owned []protocol.OwnedRegion, quarantineMS uint64) (dropped, revoking []*region) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	byID := make(map[uint64]*protocol.OwnedRegion, len(owned))
+	for i := range owned {
+		byID[owned[i].RegionID] = &owned[i]
+	}
+	for _, r := range slices.Clone(p.list) {
+		o := byID[r.id]
+		switch {
+		case r.changed == nil: // given while the HANDSHAKE was on its way
+		case o == nil || o.Epoch != r.epoch:
+			p.forget(r, ErrRevoked)
+			dropped = append(dropped, r)
+		case o.Revoking:
+			revoking = append(revoking, r)
+		default:
+			p.compare(r, o.Occupied, quarantineMS)
+		}
+		r.changed = nil
+	}
+	return dropped, revoking
+}
+
+// compare brings one region in line with the entries that a master knows there.
+func (p *pool) compare(r *region, occupied []uint64, quarantineMS uint64) {
+	there := newBitset(len(r.keys), false)
+	for i := 0; i+1 < len(occupied); i += 2 {
+		page, n := r.pagesAt(occupied[i], occupied[i+1])
+		for j := range n {
+			there.add(page + j)
+		}
+	}
+	for page := range r.keys {
+		if r.changed.has(page) {
+			continue
+		}
+		switch {
+		case there.has(page) && r.free.has(page):
+			r.free.remove(page)
+			r.used.add(page)
+			p.nfree--
+		case !there.has(page) && r.used.has(page):
+			p.retire(run{r, page, 1}, quarantineMS)
+		}
+	}
+}

@@ -1,0 +1,152 @@
+package client
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+
+	"larder/protocol"
+)
+
+// pushed handles what a master sends unasked. It runs in the reader of a connection, so it only does what is quick.
+func (c *Client) pushed(cn *conn, t protocol.Type, payload []byte) {
+	switch t {
+	case protocol.TypeRevoke:
+		var p protocol.RevokePush
+		if err := p.Decode(payload); err != nil {
+			cn.close(err)
+			return
+		}
+		c.spawn(func() { c.revoke(p) })
+	case protocol.TypeFreed:
+		var p protocol.FreedPush
+		if err := p.Decode(payload); err != nil {
+			cn.close(err)
+			return
+		}
+		c.pool.mu.Lock()
+		for i := range p.Pages {
+			c.pool.freed(&p.Pages[i], keyHash(p.Pages[i].Key))
+		}
+		c.pool.mu.Unlock()
+		c.counters.freed.Add(uint64(len(p.Pages)))
+		cn.post(protocol.TypeFreedAck, &freedAckMsg{ID: p.ID})
+	default: // a push of a later release concerns a feature that this client did not name
+	}
+}
+
+// revoke gives a region up and says so. Masters repeat a REVOKE until it is answered, so that one which is being
+// carried out already is passed over.
+func (c *Client) revoke(push protocol.RevokePush) {
+	p := c.pool
+	p.mu.Lock()
+	if slices.Contains(c.revoking, push.RegionID) {
+		p.mu.Unlock()
+		return
+	}
+	c.revoking = append(c.revoking, push.RegionID)
+	r := p.regions[push.RegionID]
+	if r == nil {
+		r = p.dying[push.RegionID]
+	}
+	if r == nil || r.epoch < push.Epoch {
+		p.gone[push.RegionID] = max(push.Epoch, p.gone[push.RegionID])
+	}
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		c.revoking = slices.DeleteFunc(c.revoking, func(id uint64) bool { return id == push.RegionID })
+		p.mu.Unlock()
+	}()
+	if r != nil && r.epoch <= push.Epoch {
+		c.counters.revoked.Add(1)
+		if !c.surrender(r) {
+			return
+		}
+	}
+	if _, err := c.conn(c.life); err != nil {
+		return
+	}
+	m := &revokeDoneMsg{req: protocol.RevokeDoneRequest{RegionID: push.RegionID, Epoch: push.Epoch}}
+	if err := c.mutate(c.life, c.sess.Load(), protocol.TypeRevokeDone, m, 0); err != nil && c.life.Err() == nil {
+		// Whoever did not hear of it repeats the REVOKE.
+		c.cfg.Logger.Info("revoke is not acknowledged yet", slog.Uint64("region_id", push.RegionID), slog.Any("error", err))
+	}
+	if r != nil && c.cfg.OnRevoke != nil {
+		c.cfg.OnRevoke(Revoked{Region: r.id, Bytes: r.length, Reason: ErrRevoked})
+	}
+}
+
+// surrender gives a region up, and waits until nothing writes to it any more. It reports false if the client was closed
+// first.
+func (c *Client) surrender(r *region) bool {
+	wait := c.pool.giveUp(r, ErrRevoked)
+	if wait == nil {
+		return true
+	}
+	c.cfg.Logger.Warn("a revoked region waits for open Allocs: end them with Store or Abort",
+		slog.Uint64("region_id", r.id))
+	select {
+	case <-wait:
+		return true
+	case <-c.life.Done():
+		return false
+	}
+}
+
+// disown gives up a region in which a store was refused because it is no longer this client's.
+func (c *Client) disown(r *region) {
+	c.pool.mu.Lock()
+	known := c.pool.regions[r.id] == r
+	c.pool.forget(r, ErrRevoked)
+	c.pool.mu.Unlock()
+	if known {
+		c.spawn(func() { c.surrender(r) })
+	}
+}
+
+// reconcile acts on what the reply to a HANDSHAKE says of this client's regions.
+func (c *Client) reconcile(reply *protocol.HandshakeReply) {
+	dropped, revoking := c.pool.reconcile(reply.Regions, reply.QuarantineMS)
+	for _, r := range dropped {
+		c.spawn(func() { c.surrender(r) })
+	}
+	for _, r := range revoking {
+		c.spawn(func() { c.revoke(protocol.RevokePush{RegionID: r.id, Epoch: r.epoch}) })
+	}
+}
+
+// spawn runs f in a goroutine that Close waits for. It reports false, and does nothing, if the client is closed.
+func (c *Client) spawn(f func()) bool {
+	c.spawnMu.Lock()
+	defer c.spawnMu.Unlock()
+	if c.life.Err() != nil {
+		return false
+	}
+	c.wg.Add(1)
+	go func() {
+		defer c.wg.Done()
+		f()
+	}()
+	return true
+}
+
+// writable waits until stores of session s may start: while the session's deadline has passed they are suspended.
+func (c *Client) writable(ctx context.Context, s *session) error {
+	for n := 0; ; n++ {
+		if s.ended() {
+			return ErrSessionExpired
+		}
+		if s.alive(c.cfg.Clock()) {
+			return nil
+		}
+		c.counters.suspended.Add(1)
+		c.wakeKeeper()
+		if err := sleep(ctx, backoff(n)); err != nil {
+			return err
+		}
+		if c.life.Err() != nil {
+			return ErrClosed
+		}
+	}
+}

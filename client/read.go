@@ -1,0 +1,240 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"larder/cxl"
+	"larder/protocol"
+)
+
+const (
+	// maxLate is how often a read whose lease ended too early is repeated, each time with a longer lease wanted.
+	maxLate = 8
+	// getBatch is how many keys GetBatch looks up at a time, so that their copies end within one lease.
+	getBatch = 128
+)
+
+// lookupMsg is a LOOKUP or BATCH_LOOKUP.
+type lookupMsg struct {
+	typ protocol.Type
+	req protocol.LookupRequest
+	rep protocol.LookupReply
+	one [1][]byte
+}
+
+func (m *lookupMsg) appendTo(b []byte) []byte { return m.req.AppendAs(b, m.typ) }
+
+func (m *lookupMsg) decode(p *[]byte) (*protocol.Error, error) {
+	return &m.rep.Error, m.rep.DecodeAs(*p, m.typ)
+}
+
+func (c *Client) newLookup() *lookupMsg {
+	m := c.lookups.Get().(*lookupMsg) //nolint:errcheck,forcetypeassert // the pool holds nothing else
+	m.req = protocol.LookupRequest{Release: m.req.Release[:0]}
+	return m
+}
+
+func (c *Client) freeLookup(m *lookupMsg) {
+	m.one[0], m.req.Keys = nil, nil
+	c.lookups.Put(m)
+}
+
+// forOne makes m the lookup of one key.
+func (m *lookupMsg) forOne(key []byte) {
+	m.typ, m.one[0] = protocol.TypeLookup, key
+	m.req.Keys = m.one[:]
+}
+
+// forMany makes m the lookup of many keys.
+func (m *lookupMsg) forMany(keys [][]byte, stopAtMiss bool) {
+	m.typ, m.req.Keys, m.req.Packed, m.req.StopAtMiss = protocol.TypeBatchLookup, keys, true, stopAtMiss
+}
+
+// lookup asks where entries lie, and gives back leases on the way. sentAt is when the leases begin.
+func (c *Client) lookup(ctx context.Context, m *lookupMsg) (sentAt int64, err error) {
+	m.req.Release = c.leases.take(m.req.Release[:0], ridingReleases)
+	sentAt, _, err = c.roundTrip(ctx, nil, m.typ, m, 0)
+	if err == nil && (len(m.rep.Results) > len(m.req.Keys) ||
+		!m.req.StopAtMiss && len(m.rep.Results) != len(m.req.Keys)) {
+		err = refused(protocol.CodeInternal, "the master answered for another number of keys than were asked for")
+	}
+	return sentAt, err
+}
+
+// giveBack gives a lease back with the next lookup.
+func (c *Client) giveBack(leases ...uint64) {
+	if n := c.leases.add(c.cfg.Clock(), leases...); n > 0 {
+		c.counters.leasesDropped.Add(uint64(n)) //nolint:gosec // not negative
+	}
+}
+
+// leaseEnd is until when the bytes of a result may be used, if it was asked for at sentAt.
+func leaseEnd(r *protocol.LookupResult, sentAt int64) int64 {
+	d := millis(r.LeaseMS)
+	return sentAt + d - margin(d)
+}
+
+// Get reads the value of key into dst, which is grown if it is too short, and returns it: len(dst) does not matter, as
+// in append(dst[:0], value...). The error is ErrNotFound if the key is not held or its bytes did not survive. The bytes
+// returned are those that were stored, whole: a copy that outlived its lease is repeated. It does not allocate if dst
+// has the capacity.
+func (c *Client) Get(ctx context.Context, key, dst []byte) ([]byte, error) {
+	if err := c.checkKey(key); err != nil {
+		return nil, fail("get", key, err)
+	}
+	m := c.newLookup()
+	defer c.freeLookup(m)
+	m.forOne(key)
+	for range maxLate {
+		sentAt, err := c.lookup(ctx, m)
+		if err != nil {
+			return nil, fail("get", key, err)
+		}
+		r := &m.rep.Results[0]
+		if !r.Found {
+			c.counters.misses.Add(1)
+			return nil, fail("get", key, ErrNotFound)
+		}
+		value, got := c.copyOut(ctx, r, sentAt, dst)
+		c.giveBack(r.Lease)
+		switch got {
+		case good:
+			c.counters.hits.Add(1)
+			return value, nil
+		case bad:
+			c.counters.misses.Add(1)
+			return nil, fail("get", key, ErrNotFound)
+		}
+		dst = value
+		m.req.LeaseMS = 2 * max(r.LeaseMS, 1)
+	}
+	return nil, fail("get", key, ErrLease)
+}
+
+// outcomes of a read.
+const (
+	good = iota
+	bad  // the bytes are not what was stored: a miss
+	late // the lease ended first
+)
+
+// copyOut copies the bytes of a location, and tells whether they count.
+func (c *Client) copyOut(ctx context.Context, r *protocol.LookupResult, sentAt int64, dst []byte) ([]byte, int) {
+	dev, src := c.resolve(ctx, &r.Location)
+	if dev == nil {
+		return dst, bad
+	}
+	defer dev.drop()
+	if cap(dst) < len(src) {
+		dst = make([]byte, len(src))
+	}
+	dst = dst[:len(src)]
+	err := dev.read.Refresh(src)
+	if err == nil {
+		err = cxl.CopyOut(dst, src)
+	}
+	switch {
+	case err != nil:
+		c.counters.truncated.Add(1)
+		return dst, bad
+	case dev.generation() != r.Generation:
+		c.counters.generationMisses.Add(1)
+		return dst, bad
+	case c.cfg.Clock() >= leaseEnd(r, sentAt):
+		c.counters.late.Add(1)
+		return dst, late
+	case c.cfg.Checksums && r.Checksum != 0 && checksum(dst) != r.Checksum:
+		c.counters.checksumFaults.Add(1)
+		return dst, bad
+	}
+	c.counters.bytesRead.Add(uint64(len(dst)))
+	return dst, good
+}
+
+// resolve returns the device and the bytes of a location; nil if they are not to be had. The caller drops the device.
+func (c *Client) resolve(ctx context.Context, l *protocol.Location) (*device, []byte) {
+	dev := c.device(ctx, l.Device, l.Generation)
+	if dev == nil {
+		c.counters.generationMisses.Add(1)
+		return nil, nil
+	}
+	b := dev.bytes(l)
+	if b == nil {
+		c.counters.generationMisses.Add(1)
+		dev.drop()
+		return nil, nil
+	}
+	return dev, b
+}
+
+// GetBatch reads many values. The result has one element per key, nil for those that are not held; element i is made
+// of dst[i] where dst has it and its capacity suffices. dst may be nil, or shorter than keys.
+func (c *Client) GetBatch(ctx context.Context, keys, dst [][]byte) ([][]byte, error) {
+	for _, k := range keys {
+		if err := c.checkKey(k); err != nil {
+			return nil, fail("get batch", k, err)
+		}
+	}
+	for len(dst) < len(keys) {
+		dst = append(dst, nil)
+	}
+	dst = dst[:len(keys)]
+	m := c.newLookup()
+	defer c.freeLookup(m)
+	for from := 0; from < len(keys); from += getBatch {
+		to := min(from+getBatch, len(keys))
+		if err := c.getSome(ctx, m, keys[from:to], dst[from:to]); err != nil {
+			return nil, fail("get batch", nil, err)
+		}
+	}
+	return dst, nil
+}
+
+// getSome reads values with one lookup. Those whose lease ended before their turn are read one by one.
+func (c *Client) getSome(ctx context.Context, m *lookupMsg, keys, dst [][]byte) error {
+	m.forMany(keys, false)
+	sentAt, err := c.lookup(ctx, m)
+	if err != nil {
+		return err
+	}
+	var again []int
+	for i := range keys {
+		r := &m.rep.Results[i]
+		got := bad
+		if r.Found {
+			dst[i], got = c.copyOut(ctx, r, sentAt, dst[i])
+			c.giveBack(r.Lease)
+		}
+		switch got {
+		case good:
+			c.counters.hits.Add(1)
+		case late:
+			again = append(again, i)
+		default:
+			c.counters.misses.Add(1)
+			dst[i] = nil
+		}
+	}
+	for _, i := range again {
+		value, err := c.Get(ctx, keys[i], dst[i])
+		if err != nil && !isMiss(err) {
+			return err
+		}
+		dst[i] = value
+	}
+	return nil
+}
+
+func isMiss(err error) bool { return errors.Is(err, ErrNotFound) }
+
+func (c *Client) checkKey(key []byte) error {
+	if c.life.Err() != nil {
+		return ErrClosed
+	}
+	if len(key) == 0 || len(key) > protocol.MaxKeyBytes {
+		return fmt.Errorf("%w: a key has 1 to %d bytes", ErrConfig, protocol.MaxKeyBytes)
+	}
+	return nil
+}

@@ -1,0 +1,109 @@
+package client
+
+import (
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"larder/cxl"
+	"larder/protocol"
+)
+
+// region is memory of the pool that this client owns. Every page of it is in one of these states:
+//
+//	free     in the set of free pages: may be given to a store
+//	taken    a store is writing it, or has sent its REGISTER and does not know the outcome yet
+//	used     holds an entry
+//	resting  in quarantine: the entry is gone, but a reader may still hold a lease
+//
+// Fields without a comment do not change. The others belong to pool.mu.
+type region struct {
+	id, epoch, generation uint64
+	length                uint64
+	pageSize              uint64
+	dev                   *device
+	mapping               *cxl.Mapping
+	mem                   []byte
+
+	free    *bitset
+	used    *bitset
+	keys    []uint64         // per page: hash of the key whose entry begins there, or is about to
+	early   map[int]struct{} // taken pages whose entry was freed before its REGISTER was known to have worked
+	changed *bitset          // pages whose state changed since the HANDSHAKE in progress was sent; nil if none is
+	copies  int              // stores that are writing now
+	drained chan struct{}    // closed when copies reaches 0; nil if nobody waits
+	allocs  int              // open Allocs, whose memory the user may write to at any time
+	idle    chan struct{}    // closed when allocs reaches 0 after the region was given up
+	lost    error            // why it was given up: ErrRevoked or ErrSessionExpired; nil while it is owned
+	covered bool             // the mapping was replaced by private memory
+}
+
+// newRegion maps a region for writing. dev is held by the region from then on.
+func newRegion(r *protocol.Region, dev *device, prefault bool) (*region, error) {
+	n := int(r.Length / r.PageSize)                         //nolint:gosec // bounded by the device
+	m, err := dev.dev.Map(int64(r.Offset), int64(r.Length), //nolint:gosec // checked by Map
+		cxl.MapOptions{Populate: prefault, HugePages: true})
+	if err != nil {
+		return nil, fmt.Errorf("map region %d: %w", r.RegionID, err)
+	}
+	return &region{
+		id: r.RegionID, epoch: r.Epoch, generation: r.Generation, length: r.Length, pageSize: r.PageSize,
+		dev: dev, mapping: m, mem: m.Bytes(),
+		free: newBitset(n, true), used: newBitset(n, false), keys: make([]uint64, n),
+	}, nil
+}
+
+// run is consecutive pages of one region. The zero run is none.
+type run struct {
+	r    *region
+	page int
+	n    int
+}
+
+// bytes is the memory of the run, cut to size bytes.
+func (t run) bytes(size int) []byte {
+	from := uint64(t.page) * t.r.pageSize //nolint:gosec // not negative
+	return t.r.mem[from : from+uint64(size) : from+uint64(size)]
+}
+
+// offset is where the run begins in its region.
+func (t run) offset() uint64 { return uint64(t.page) * t.r.pageSize } //nolint:gosec // not negative
+
+// note records that pages changed state while a HANDSHAKE is in progress.
+func (r *region) note(page, n int) {
+	if r.changed != nil {
+		for i := range n {
+			r.changed.add(page + i)
+		}
+	}
+}
+
+// pagesAt converts a place in the region to pages; n is 0 if it is not one that an entry can have.
+func (r *region) pagesAt(offset, length uint64) (page, n int) {
+	if length == 0 || offset%r.pageSize != 0 || offset > r.length || length > r.length-offset {
+		return 0, 0
+	}
+	return int(offset / r.pageSize), int((length + r.pageSize - 1) / r.pageSize) //nolint:gosec // within the region
+}
+
+// cover puts private memory in the place of the mapping, so that what the user still stores through the bytes of an
+// Alloc harms nobody. It fails where the medium cannot be unmapped piecewise.
+func (r *region) cover() error {
+	base := unsafe.Pointer(unsafe.SliceData(r.mem))
+	_, err := unix.MmapPtr(-1, 0, base, uintptr(len(r.mem)), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED|unix.MAP_NORESERVE)
+	if err != nil {
+		return fmt.Errorf("replace the mapping of region %d: %w", r.id, err)
+	}
+	return nil
+}
+
+// unmap gives the memory up. Nobody uses it any more.
+func (r *region) unmap() {
+	if r.mapping != nil {
+		_ = r.mapping.Close() // unmapping fails only for a range that is none
+		r.mapping, r.mem = nil, nil
+		r.dev.drop()
+	}
+}

@@ -1,0 +1,187 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"larder/cxl"
+	"larder/protocol"
+)
+
+// Alloc is memory of the pool that the caller fills in place and then stores. It is for one goroutine at a time; its
+// bytes may be written by many.
+type Alloc struct {
+	c    *Client
+	s    *session
+	key  []byte
+	size int
+	run  run
+
+	mu    sync.Mutex
+	bytes []byte
+	done  bool
+}
+
+// Alloc reserves size bytes for the value of key. Every Alloc ends with Store or Abort.
+//
+// The region that it lies in may be taken away while the caller writes: Store then fails with ErrRevoked (or
+// ErrSessionExpired), and what the caller has written, and still writes, goes nowhere. Repeat Alloc then.
+func (c *Client) Alloc(ctx context.Context, key []byte, size int) (*Alloc, error) {
+	if err := c.checkKey(key); err != nil {
+		return nil, fail("alloc", key, err)
+	}
+	if size <= 0 || size > maxValue {
+		return nil, fail("alloc", key, fmt.Errorf("%w: a value has 1 to %d bytes", ErrConfig, uint64(maxValue)))
+	}
+	for {
+		s, err := c.session(ctx)
+		if err != nil {
+			return nil, fail("alloc", key, err)
+		}
+		if err := c.writable(ctx, s); errors.Is(err, ErrSessionExpired) {
+			continue
+		} else if err != nil {
+			return nil, fail("alloc", key, err)
+		}
+		t, err := c.acquireOne(ctx, size)
+		if err != nil {
+			return nil, fail("alloc", key, err)
+		}
+		if t.n == 0 {
+			continue // the region went while the run was on its way
+		}
+		return &Alloc{
+			c: c, s: s, key: append([]byte(nil), key...), size: size, run: t, bytes: t.bytes(size),
+		}, nil
+	}
+}
+
+// acquireOne gets one run, counted as an open Alloc of its region; the zero run if that was given up meanwhile. It is
+// asked for by the number of pages, not by key: the caller wants memory even if the key is held, which Store tells.
+func (c *Client) acquireOne(ctx context.Context, size int) (run, error) {
+	var w want
+	w.init(nil, []int{c.pagesOf(size)})
+	w.same = 0
+	if err := c.acquire(ctx, &w); err != nil {
+		return run{}, err
+	}
+	t := w.runs[0]
+	p := c.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.busy -= t.n // the user may take any time with it
+	if t.r.lost != nil {
+		return run{}, nil
+	}
+	t.r.allocs++
+	return t, nil
+}
+
+// Bytes is the memory to fill: its length is the size asked for, and its contents are arbitrary. It must not be touched
+// after Store or Abort.
+func (a *Alloc) Bytes() []byte {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.bytes
+}
+
+// Store registers what was written, without copying it. It ends the Alloc in any case.
+func (a *Alloc) Store(ctx context.Context, opts ...StoreOption) (PutResult, error) {
+	if !a.finish() {
+		return PutResult{}, fail("store", a.key, fmt.Errorf("%w: the Alloc has ended", ErrConfig))
+	}
+	op := a.c.newStore()
+	defer a.c.freeStore(op)
+	op.one[0] = Item{Key: a.key}
+	for _, o := range opts {
+		o(&op.one[0].Attrs)
+	}
+	res, err := op.register(ctx, a)
+	return res, fail("store", a.key, err)
+}
+
+// Abort gives the memory back unused. It does nothing after Store.
+func (a *Alloc) Abort() {
+	if !a.finish() {
+		return
+	}
+	p := a.c.pool
+	p.mu.Lock()
+	p.release(a.run)
+	p.mu.Unlock()
+	p.endAlloc(a.run.r)
+}
+
+// finish ends the user's part. It reports false if that was over before.
+func (a *Alloc) finish() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	was := a.done
+	a.done = true
+	return !was
+}
+
+// register makes the REGISTER of an Alloc. The region counts the Alloc until the bytes are published, so that it is
+// not unmapped before.
+func (op *storeOp) register(ctx context.Context, a *Alloc) (PutResult, error) {
+	c, t := a.c, a.run
+	e := protocol.RegisterEntry{Key: a.key}
+	err := c.seal(ctx, a, &e)
+	c.pool.endAlloc(t.r)
+	op.items, op.out, op.todo = op.one[:], op.res[:], append(op.todo[:0], 0)
+	op.res[0] = PutResult{}
+	op.again, op.left = op.again[:0], false
+	op.want.runs = append(op.want.runs[:0], t)
+	c.pool.mu.Lock()
+	c.pool.busy += t.n
+	c.pool.mu.Unlock()
+	if err == nil {
+		op.one[0].Attrs.describe(&e)
+		op.req.Context = op.one[0].Attrs.Context
+		op.req.Entries, op.entries = append(op.req.Entries[:0], e), append(op.entries[:0], 0)
+		op.typ = protocol.TypeRegister
+		op.announce()
+		if err = c.mutate(ctx, a.s, op.typ, op, 0); err == nil {
+			err = op.outcome()
+		}
+	}
+	if !op.left {
+		c.pool.putBack(&op.want)
+	}
+	switch {
+	case err != nil:
+		return PutResult{}, err
+	case len(op.again) > 0:
+		return PutResult{}, ErrRevoked
+	}
+	return op.res[0], op.res[0].Err
+}
+
+// seal makes what the user wrote readable by others and says where it lies.
+func (c *Client) seal(ctx context.Context, a *Alloc, e *protocol.RegisterEntry) error {
+	t := a.run
+	if err := c.writable(ctx, a.s); err != nil {
+		return err
+	}
+	if !c.pool.beginCopy(t.r) {
+		if errors.Is(t.r.lost, ErrSessionExpired) {
+			return ErrSessionExpired
+		}
+		return ErrRevoked
+	}
+	b := t.bytes(a.size)
+	err := c.publish(t, b)
+	if err == nil && c.cfg.Checksums {
+		err = cxl.Guard(func() { e.Checksum = checksum(b) })
+	}
+	c.pool.endCopy(t.r)
+	if err != nil {
+		c.disown(t.r)
+		return fmt.Errorf("publish on device %d: %w", t.r.dev.id, err)
+	}
+	t.place(e, a.size)
+	c.counters.bytesWritten.Add(uint64(a.size)) //nolint:gosec // positive
+	return nil
+}
