@@ -1,0 +1,399 @@
+package server
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"larder/cxl"
+	"larder/meta"
+	"larder/protocol"
+)
+
+// deviceRetry is how long a leader waits before it tries a device again that it could not take into service.
+const deviceRetry = 2 * time.Second
+
+func hexID(id [16]byte) string { return hex.EncodeToString(id[:]) }
+
+// hostName identifies this machine across boots, for devices that are attached to it.
+func hostName() string {
+	if id := cxl.HostID(); id != [16]byte{} {
+		return hexID(id)
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return "localhost"
+	}
+	return name
+}
+
+// devices takes the configured devices into service while this member leads, and holds their claims. A generation is
+// in the log before it is in a header, so that no two servers ever give out the same one.
+type devices struct {
+	s    *Server
+	host string
+	boot string
+
+	mu   sync.Mutex
+	open map[string]*cxl.Device // by configured path
+	errs map[string]error
+}
+
+// poolID is what the headers of this pool's devices carry: the first half of the uuid of each of them, which is random
+// and the same for all, and the cluster's id. A pool without devices has none yet.
+func (s *Server) poolID() (id [16]byte, ok bool) {
+	for _, d := range s.master.Devices() {
+		raw, err := hex.DecodeString(d.UUID)
+		if err == nil && len(raw) == len(id) {
+			copy(id[:8], raw[:8])
+			ok = true
+			break
+		}
+	}
+	if !ok {
+		r := s.master.randomID()
+		copy(id[:8], r[:8])
+	}
+	for i := range 8 {
+		id[8+i] = byte(s.clusterID >> (8 * i))
+	}
+	return id, ok
+}
+
+// serve takes all configured devices into service. It is called by the leader, and returns the errors of those that
+// could not be.
+func (d *devices) serve(ctx context.Context) error {
+	var errs []error
+	for _, cfg := range d.s.cfg.Pool {
+		err := d.serveOne(ctx, cfg)
+		if err != nil {
+			err = fmt.Errorf("pool device %s: %w", cfg.Path, err)
+			errs = append(errs, err)
+		}
+		d.mu.Lock()
+		d.errs[cfg.Path] = err
+		d.mu.Unlock()
+	}
+	return errors.Join(errs...)
+}
+
+// close gives up the claims: another member leads, or this one stops.
+func (d *devices) close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for path, dev := range d.open {
+		if strings.HasPrefix(path, cxl.MemFDPrefix) && d.s.ctx.Err() == nil {
+			continue // its bytes are gone with its last descriptor
+		}
+		if err := dev.Close(); err != nil {
+			d.s.logger.Warn("closing a pool device failed", slog.String("path", path), slog.Any("error", err))
+		}
+		delete(d.open, path)
+	}
+}
+
+// problem returns why a configured device is not in service, nil if all are.
+func (d *devices) problem() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var errs []error
+	for _, err := range d.errs {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// registered finds a device of this host in the index.
+func (d *devices) registered(match func(*meta.DeviceInfo) bool) *meta.DeviceInfo {
+	for _, x := range d.s.master.Devices() {
+		if x.Node == d.host && match(&x) {
+			return &x
+		}
+	}
+	return nil
+}
+
+// serveOne takes one device into service.
+func (d *devices) serveOne(ctx context.Context, cfg DeviceConfig) error {
+	d.mu.Lock()
+	held := d.open[cfg.Path]
+	d.mu.Unlock()
+	path, memfd := cfg.Path, strings.HasPrefix(cfg.Path, cxl.MemFDPrefix)
+	if !memfd {
+		abs, err := filepath.Abs(cfg.Path)
+		if err != nil {
+			return fmt.Errorf("find its absolute path: %w", err)
+		}
+		path = abs
+	}
+	if held != nil && (memfd || held.VerifyClaim() == nil) && !held.Lost() {
+		h := held.Header()
+		if x := d.registered(func(x *meta.DeviceInfo) bool { return x.UUID == hexID(h.Device) }); x != nil &&
+			x.Generation == h.Generation {
+			return nil
+		}
+	}
+	if memfd {
+		return d.create(ctx, cfg, path, d.registered(func(x *meta.DeviceInfo) bool {
+			return strings.HasPrefix(x.Path, "/proc/")
+		}))
+	}
+	info, err := cxl.Inspect(path)
+	byPath := d.registered(func(x *meta.DeviceInfo) bool { return x.Path == path })
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return d.create(ctx, cfg, path, byPath)
+	case err != nil:
+		return err
+	case errors.Is(info.HeaderErr, cxl.ErrNoHeader):
+		return d.create(ctx, cfg, path, byPath)
+	case errors.Is(info.HeaderErr, cxl.ErrTruncated) && info.Header != nil && byPath != nil && d.ours(info.Header):
+		cfg.Force = true // the bytes are lost; the same file is made whole again under a new generation
+		return d.create(ctx, cfg, path, byPath)
+	case info.HeaderErr != nil || !d.ours(info.Header):
+		if cfg.Force {
+			return d.create(ctx, cfg, path, byPath)
+		}
+		if info.HeaderErr == nil {
+			return &cxl.ForeignError{
+				Path: path, Found: fmt.Sprintf("a device of pool %x", info.Header.Pool),
+				Hint: "name another path, or add force to discard what it holds",
+			}
+		}
+		return info.HeaderErr
+	}
+	return d.reopen(ctx, cfg, path, info)
+}
+
+// ours reports whether a header belongs to this pool.
+func (d *devices) ours(h *cxl.Header) bool {
+	id, known := d.s.poolID()
+	return known && h.Pool == id
+}
+
+// create formats a device that is blank, or whose content is given up, and logs it: as a new one, or, if the index
+// knows a device there, as the same with a new generation.
+func (d *devices) create(ctx context.Context, cfg DeviceConfig, path string, old *meta.DeviceInfo) error {
+	opts, err := d.options(cfg)
+	if err != nil {
+		return err
+	}
+	opts.Generation = d.s.master.cfg.Random() | 1
+	if strings.HasPrefix(path, cxl.MemFDPrefix) {
+		return d.createMemFD(ctx, cfg, path, opts, old)
+	}
+	if old != nil {
+		raw, err := hex.DecodeString(old.UUID)
+		if err != nil || len(raw) != len(opts.Device) {
+			return fmt.Errorf("its uuid %q in the index is malformed", old.UUID)
+		}
+		copy(opts.Device[:], raw)
+		opts.DeviceID = uint64(old.ID)
+		if err := d.retire(ctx, old, opts.Generation, path, cfg, true); err != nil {
+			return err
+		}
+	} else {
+		id, err := d.add(ctx, cfg, path, opts)
+		if err != nil {
+			return err
+		}
+		opts.DeviceID = id
+	}
+	d.mu.Lock()
+	if held := d.open[cfg.Path]; held != nil {
+		_ = held.Close() // it is another inode, or was truncated; its content is given up
+		delete(d.open, cfg.Path)
+	}
+	d.mu.Unlock()
+	dev, err := cxl.Create(path, opts)
+	if err != nil {
+		return err
+	}
+	d.keep(cfg.Path, dev)
+	d.s.logger.Info("formatted a pool device", slog.String("path", path), slog.Uint64("device", opts.DeviceID),
+		slog.Int64("bytes", opts.Size))
+	return nil
+}
+
+// createMemFD makes anonymous memory, whose path is known only afterwards. What is not in the log yet is of no use to
+// anybody, so the order does not matter here.
+func (d *devices) createMemFD(
+	ctx context.Context, cfg DeviceConfig, path string, opts cxl.Options, old *meta.DeviceInfo,
+) error {
+	if old != nil {
+		raw, err := hex.DecodeString(old.UUID)
+		if err != nil || len(raw) != len(opts.Device) {
+			return fmt.Errorf("its uuid %q in the index is malformed", old.UUID)
+		}
+		copy(opts.Device[:], raw)
+	}
+	dev, err := cxl.Create(path, opts)
+	if err != nil {
+		return err
+	}
+	d.keep(cfg.Path, dev)
+	if old != nil {
+		return d.retire(ctx, old, opts.Generation, dev.SharePath(), cfg, true)
+	}
+	_, err = d.add(ctx, cfg, dev.SharePath(), opts)
+	return err
+}
+
+// options are what a device is formatted with.
+func (d *devices) options(cfg DeviceConfig) (cxl.Options, error) {
+	coherence, err := cxl.ParseCoherence(cfg.Coherence)
+	if err != nil {
+		return cxl.Options{}, err
+	}
+	o := cxl.Options{
+		Size: int64(cfg.Size), Coherence: coherence, Force: cfg.Force, Incarnation: d.s.master.incarnation(), //nolint:gosec // checked by Validate
+	}
+	o.Pool, _ = d.s.poolID()
+	o.Device = d.s.master.randomID()
+	copy(o.Device[:8], o.Pool[:8])
+	if o.Size == 0 {
+		if info, err := cxl.Inspect(cfg.Path); err == nil {
+			o.Size = info.Size &^ (64<<10 - 1)
+		}
+	}
+	return o, nil
+}
+
+// add logs a new device and returns its id.
+func (d *devices) add(ctx context.Context, cfg DeviceConfig, path string, o cxl.Options) (uint64, error) {
+	cmd := &meta.AddDevice{
+		UUID: hexID(o.Device), Path: path, Node: d.host, Tier: cfg.Tier, Coherence: cfg.Coherence,
+		Size: uint64(o.Size), DataOffset: cxl.HeaderSpan, Align: regionAlign, Generation: o.Generation, //nolint:gosec // not negative
+		Volatile: d.volatile(path), BootID: d.boot,
+	}
+	result, err := d.s.do(ctx, cmd)
+	if err != nil {
+		return 0, err
+	}
+	r, err := meta.DecodeCount(result)
+	return r.Count, err
+}
+
+// regionAlign is what regions are aligned to, so that clients can map them with huge pages.
+const regionAlign = 64 << 10
+
+// volatile reports whether what lies at a path is lost with the host's power; a new file's file system tells.
+func (d *devices) volatile(path string) bool {
+	if info, err := cxl.Inspect(path); err == nil {
+		return info.Volatile
+	}
+	return strings.HasPrefix(path, "/proc/") || strings.HasPrefix(path, shmDir+"/")
+}
+
+// retire logs a new generation for a device whose bytes are lost. fenced says that no earlier client can reach the new
+// bytes: they are of another boot, or another inode.
+func (d *devices) retire(
+	ctx context.Context, old *meta.DeviceInfo, generation uint64, path string, cfg DeviceConfig, fenced bool,
+) error {
+	d.s.logger.Warn("the bytes of a pool device may be lost: what lay there is dropped",
+		slog.String("path", path), slog.Uint64("device", uint64(old.ID)))
+	_, err := d.s.do(ctx, &meta.Retire{
+		Device: old.ID, Generation: generation, BootID: d.boot, Path: path, Size: uint64(cfg.Size), Fenced: fenced,
+	})
+	return err
+}
+
+func (d *devices) keep(path string, dev *cxl.Device) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.open[path] = dev
+}
+
+// reopen takes a device into service that carries this pool's header.
+func (d *devices) reopen(ctx context.Context, cfg DeviceConfig, path string, info *cxl.Info) error {
+	h := info.Header
+	uuid := hexID(h.Device)
+	x := d.registered(func(x *meta.DeviceInfo) bool { return x.UUID == uuid })
+	sound := x != nil && x.Generation == h.Generation && !info.Lost && x.Path == path
+	dev, err := cxl.Open(path, cxl.Expect{Pool: h.Pool, Device: h.Device, Claim: true, Force: cfg.Force})
+	if errors.Is(err, cxl.ErrClaimed) && sound {
+		// The member that led before still holds the claim. Nothing has to be written, so it can be had later.
+		d.s.logger.Info("a pool device is still claimed by another server", slog.String("path", path))
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	held := d.open[cfg.Path]
+	d.open[cfg.Path] = dev
+	d.mu.Unlock()
+	if held != nil {
+		_ = held.Close() // another inode than the one that is there now
+	}
+	if sound {
+		return nil
+	}
+	generation := d.s.master.cfg.Random() | 1
+	if x == nil {
+		// The index does not know it: it was dropped, or the index is older than the device.
+		o := cxl.Options{Device: h.Device, Size: int64(h.Size), Generation: generation} //nolint:gosec // checked by cxl
+		if _, err := d.add(ctx, cfg, path, o); err != nil {
+			return err
+		}
+	} else {
+		cfg.Size = Size(h.Size)
+		if err := d.retire(ctx, x, generation, path, cfg, info.Lost); err != nil {
+			return err
+		}
+	}
+	return dev.SetGeneration(generation, d.s.master.incarnation())
+}
+
+// Devices describes the devices in the index.
+func (m *Master) Devices() []meta.DeviceInfo {
+	m.state.RLock()
+	defer m.state.RUnlock()
+	return m.machine.Devices()
+}
+
+func (m *Master) incarnation() uint64 {
+	m.state.RLock()
+	defer m.state.RUnlock()
+	return m.machine.Incarnation()
+}
+
+// do logs a command and waits for its result, without its code.
+func (s *Server) do(ctx context.Context, cmd meta.Command) ([]byte, error) {
+	type outcome struct {
+		code   protocol.Code
+		result []byte
+	}
+	ch := make(chan outcome, 1)
+	err := s.master.Do(cmd, func(code protocol.Code, result []byte) {
+		ch <- outcome{code, append([]byte(nil), result...)}
+	})
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case o := <-ch:
+		if o.code != protocol.CodeOK {
+			text := codeTexts[o.code]
+			if o.code == protocol.CodeNotLeader || o.code == protocol.CodeUnavailable {
+				f := s.master.notLeader()
+				return nil, &f
+			}
+			return nil, &protocol.Error{Code: o.code, Message: text}
+		}
+		_, rest, err := meta.DecodeCode(o.result)
+		return rest, err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-s.ctx.Done():
+		return nil, &protocol.Error{Code: protocol.CodeUnavailable, Message: "the server is stopping"}
+	}
+}

@@ -1,0 +1,374 @@
+package server
+
+import (
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"larder/meta"
+	"larder/protocol"
+	"larder/raft"
+)
+
+// Clock tells CLOCK_BOOTTIME in nanoseconds: it never goes back and runs on through a suspend.
+type Clock interface {
+	Boottime() int64
+}
+
+// Limits of the Master. Each bounds what clients can make it hold.
+const (
+	// MaxGroupBytes is where a group stops taking commands: at 100 MB/s the disk writes it in 10 ms. A single command
+	// may be larger, up to a frame.
+	MaxGroupBytes = 1 << 20
+	// MaxGroupCommands bounds the commands of a group, and with them how long Apply holds the state.
+	MaxGroupCommands = 4096
+	// maxQueuedBytes of commands wait in all; more are answered Busy.
+	maxQueuedBytes = 64 << 20
+	// maxClientRequests and maxClientBytes of one connection wait; its further requests stay in the socket.
+	maxClientRequests = 256
+	maxClientBytes    = 16 << 20 // two frames of the largest size
+	// maxParked requests wait for a victim at the same time; more are answered Pending at once.
+	maxParked = 4096
+	// maxReplans parked requests are planned again in one round, so that a round takes about a millisecond.
+	maxReplans = 64
+	// busyRetry is when a client that was told Busy may try again.
+	busyRetry = 20 * time.Millisecond
+	// flushRecords changed records are written to the store at once, so that no lookup waits for a long encode: about
+	// 2 ms.
+	flushRecords = 8192
+	// maxAllocTimeout is the longest that a REQUEST_ALLOC may ask to wait.
+	maxAllocTimeout = 30 * time.Second
+	// latencySample is of how many lookups one is timed.
+	latencySample = 64
+)
+
+// Store is where a Master keeps its state between restarts; raft.StateStore implements it.
+type Store = *raft.StateStore
+
+// MasterConfig configures a Master.
+type MasterConfig struct {
+	Clock    Clock
+	Store    Store
+	Logger   *slog.Logger
+	Counters *Counters
+	// Propose appends a group to the log: see raft.Node.Propose.
+	Propose func(data []byte) (index, term uint64, err error)
+	// Wake asks the shell to call Pump soon, from a goroutine of its own. It must not block, and must not call back.
+	Wake func()
+	// Leader returns the client address of the leader, "" if unknown, and its member id.
+	Leader func() (addr string, id uint64)
+	// Describe fills in what a HANDSHAKE's reply says of the cluster: members, pool id, server version.
+	Describe func(r *protocol.HandshakeReply)
+	// Host says who is on this host. Dead may be nil: then no process is ever proven dead.
+	Host Host
+	// Watch asks to have ProcessDied called once the process of a session on this host has ended. May be nil.
+	Watch func(id meta.SessionID, p meta.Process)
+	// Unwatch ends that. May be nil.
+	Unwatch func(id meta.SessionID)
+	// Random returns 64 random bits.
+	Random func() uint64
+
+	MaxLease       time.Duration // one election timeout
+	DefaultLease   time.Duration
+	SessionTTL     time.Duration // longest, and for clients that name none
+	FlushInterval  time.Duration
+	TouchInterval  time.Duration
+	TouchBudget    int // per second
+	AllocTimeout   time.Duration
+	RevokeInterval time.Duration // 0 = revokeInterval
+}
+
+// Host identifies this host's processes.
+type Host struct {
+	BootID       string // hexadecimal; "" = nothing is known
+	PIDNamespace uint64
+	Dead         func(pid int, start uint64) bool
+}
+
+// knows reports whether a process is of this host, so that its end can be seen from here.
+func (h *Host) knows(p meta.Process) bool {
+	return h.Dead != nil && p.Known() && p.BootID == h.BootID && p.PIDNamespace == h.PIDNamespace && p.PIDNamespace != 0
+}
+
+// dead reports whether a process is proven to be dead.
+func (h *Host) dead(p meta.Process) bool {
+	return h.knows(p) && h.Dead(int(p.PID), p.Start) //nolint:gosec // a pid
+}
+
+// Master is the deterministic heart of a server: the index, the leader's leases and plans, sessions, and the queue of
+// commands. It has no goroutines, sockets, files or timers of its own. A shell drives it: the network server in
+// production, a simulator in tests. It implements raft.Machine.
+//
+// Locks are taken in this order: state, mu, leases.mu. state is held for writing only by Apply, Flush's encoding and
+// Restored. Nothing blocks while one of them is held, but another one.
+type Master struct {
+	cfg MasterConfig
+	n   *Counters
+
+	state   sync.RWMutex
+	machine *meta.Machine
+	gen     uint64 // counts machines: Restored makes a new one
+
+	leases leases
+
+	mu       sync.Mutex
+	leading  bool
+	term     uint64
+	baseMS   uint64 // log time at the election
+	baseAt   int64  // and the clock then
+	queue    []*request
+	queued   int // bytes in queue
+	inflight map[seqKey]*request
+	group    *group
+	spare    *group
+	parked   []*request // REQUEST_ALLOCs that wait for a victim
+	retry    bool       // parked requests should be planned again
+	settled  chan struct{}
+	sessions map[meta.SessionID]*session
+	revokes  map[meta.RegionID]*revoke
+	drains   map[meta.RegionID]int64 // draining regions: since when this leader knows
+	pushID   uint64
+	house    housekeeping
+
+	serving atomic.Bool   // leading, for readers that hold no lock
+	term64  atomic.Uint64 // the term, while serving
+	parkedN atomic.Int64
+	reports reports
+
+	devMu   sync.Mutex // innermost
+	devices map[meta.DeviceID]*protocol.Device
+
+	// Used by the goroutine that applies only.
+	results   meta.Results
+	lastFlush int64
+	box       outbox
+}
+
+// seqKey names a request for ever.
+type seqKey struct {
+	session meta.SessionID
+	seq     uint64
+}
+
+// NewMaster rebuilds the index from the store. The result follows; it leads when OnLeadership says so.
+func NewMaster(cfg MasterConfig) (*Master, error) {
+	machine, err := meta.Open(cfg.Store)
+	if err != nil {
+		return nil, fmt.Errorf("server: rebuild the index: %w", err)
+	}
+	if cfg.RevokeInterval == 0 {
+		cfg.RevokeInterval = revokeInterval
+	}
+	m := &Master{
+		cfg: cfg, n: cfg.Counters, machine: machine, gen: 1,
+		inflight: map[seqKey]*request{}, sessions: map[meta.SessionID]*session{},
+		revokes: map[meta.RegionID]*revoke{}, drains: map[meta.RegionID]int64{},
+		settled: make(chan struct{}),
+	}
+	m.leases.touches.perSec = float64(cfg.TouchBudget)
+	m.leases.reset(0, 0)
+	m.lastFlush = m.now()
+	return m, nil
+}
+
+// now is the clock in nanoseconds.
+func (m *Master) now() int64 { return m.cfg.Clock.Boottime() }
+
+// Serving reports whether this member leads and has applied an entry of its own term.
+func (m *Master) Serving() bool { return m.serving.Load() }
+
+// Term returns the term in which this member serves as leader, 0 if it does not.
+func (m *Master) Term() uint64 { return m.term64.Load() }
+
+// Applied implements raft.Machine.
+func (m *Master) Applied() uint64 {
+	m.state.RLock()
+	defer m.state.RUnlock()
+	return m.machine.Applied()
+}
+
+// Apply implements raft.Machine. It is called by one goroutine at a time, and not beside Flush and Restored.
+func (m *Master) Apply(index, term uint64, data []byte) error {
+	m.results.Reset()
+	g := m.ours(index, term, len(data) > 0)
+	m.results.WantEffects = m.serving.Load()
+	m.state.Lock()
+	err := m.machine.Apply(index, data, &m.results)
+	if err != nil {
+		m.state.Unlock()
+		return fmt.Errorf("server: %w", err)
+	}
+	if m.results.WantEffects {
+		// The slots that were freed must be ready for their next entries before anybody can read those.
+		m.leases.mu.Lock()
+		m.state.Unlock()
+		m.settleLeases(g)
+		m.leases.mu.Unlock()
+	} else {
+		m.state.Unlock()
+	}
+	if g != nil {
+		m.finish(g)
+	}
+	if m.results.WantEffects {
+		m.pushFreed()
+		m.box.flush()
+	}
+	return m.flushIfDue()
+}
+
+// flushIfDue writes changed records to the store if there are many, or the interval has passed.
+func (m *Master) flushIfDue() error {
+	now := m.now()
+	m.state.RLock()
+	n := m.machine.DirtyLen()
+	m.state.RUnlock()
+	if n < flushRecords && (n == 0 || now-m.lastFlush < int64(m.cfg.FlushInterval)) {
+		return nil
+	}
+	_, err := m.Flush()
+	return err
+}
+
+// Flush implements raft.Machine.
+func (m *Master) Flush() (applied uint64, err error) {
+	b := m.cfg.Store.NewBatch()
+	m.state.Lock()
+	applied = m.machine.Flush(b)
+	m.state.Unlock()
+	m.lastFlush = m.now()
+	if err := b.Commit(); err != nil {
+		return 0, fmt.Errorf("server: flush the index: %w", err)
+	}
+	return applied, nil
+}
+
+// Restored implements raft.Machine: a snapshot has replaced the store's content.
+func (m *Master) Restored(uint64) error {
+	machine, err := meta.Open(m.cfg.Store)
+	if err != nil {
+		return fmt.Errorf("server: rebuild the index from a snapshot: %w", err)
+	}
+	m.state.Lock()
+	m.machine = machine
+	m.gen++
+	m.state.Unlock()
+	return nil
+}
+
+// OnLeadership tells the Master that its member leads, having applied everything of earlier terms, or that it no
+// longer does. It is called between calls of Apply.
+func (m *Master) OnLeadership(leads bool, term uint64) {
+	if !leads {
+		m.resign()
+		return
+	}
+	now := m.now()
+	m.state.RLock()
+	m.mu.Lock()
+	m.leading, m.term = true, term
+	m.baseMS, m.baseAt = m.machine.NowMS(), now
+	m.leases.reset(uint32(m.cfg.Random()), now+int64(m.cfg.MaxLease)) //nolint:gosec // any bits will do
+	m.adoptSessions(now)
+	m.adoptRegions(now)
+	m.house = housekeeping{}
+	m.mu.Unlock()
+	m.state.RUnlock()
+	m.term64.Store(term)
+	m.serving.Store(true)
+	m.cfg.Logger.Info("leading", slog.Uint64("term", term))
+	m.cfg.Wake()
+}
+
+// resign ends the term: the outcome of what is on its way is unknown, and its requests are answered so.
+func (m *Master) resign() {
+	m.serving.Store(false)
+	m.term64.Store(0)
+	m.mu.Lock()
+	was := m.leading
+	m.leading = false
+	lost := append([]*request(nil), m.queue...)
+	lost = append(lost, m.parked...)
+	if m.group != nil {
+		lost = append(lost, m.group.members...)
+		m.group = nil
+	}
+	m.queue, m.parked, m.queued = nil, nil, 0
+	clear(m.inflight)
+	clear(m.revokes)
+	clear(m.drains)
+	m.n.RevokesPending.Store(0)
+	m.n.RegionsFenced.Store(0)
+	m.announce()
+	m.mu.Unlock()
+	fault := m.notLeader()
+	var box outbox
+	for _, r := range lost {
+		if r.client == nil && r.done == nil {
+			continue
+		}
+		m.fail(r, &fault, &box)
+	}
+	box.flush()
+	if was {
+		m.cfg.Logger.Info("no longer leading", slog.Int("requests_cut_off", len(lost)))
+	}
+}
+
+// announce wakes those that wait for the outcome of a group. The caller holds mu.
+func (m *Master) announce() {
+	close(m.settled)
+	m.settled = make(chan struct{})
+}
+
+// Settled returns a channel that is closed when the group that is on its way now has been applied or lost.
+func (m *Master) Settled() <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.group == nil {
+		return closedChannel
+	}
+	return m.settled
+}
+
+var closedChannel = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// notLeader is what a member that does not lead answers.
+func (m *Master) notLeader() protocol.Error {
+	addr, _ := m.cfg.Leader()
+	if addr == "" {
+		return protocol.Error{
+			Code: protocol.CodeUnavailable, Message: "no leader is known at the moment: retry",
+			RetryAfterMS: uint64(busyRetry / time.Millisecond),
+		}
+	}
+	return protocol.Error{Code: protocol.CodeNotLeader, Message: "another member leads: retry there", Leader: addr}
+}
+
+// logTime is the log time in milliseconds: the last stamped one, moved on by this leader's own clock. The caller holds
+// state for reading, and mu.
+func (m *Master) logTime(now int64) uint64 {
+	own := m.baseMS + uint64(max(now-m.baseAt, 0))/uint64(time.Millisecond) //nolint:gosec // not negative
+	return max(own, m.machine.NowMS())
+}
+
+// graceMS is what is left of a new leader's grace.
+func (m *Master) graceMS(now int64) uint64 {
+	m.leases.mu.Lock()
+	defer m.leases.mu.Unlock()
+	return msUp(m.leases.grace - now)
+}
+
+// randomBytes fills a UUID from the configured source.
+func (m *Master) randomID() (id [16]byte) {
+	binary.LittleEndian.PutUint64(id[:8], m.cfg.Random())
+	binary.LittleEndian.PutUint64(id[8:], m.cfg.Random())
+	return id
+}

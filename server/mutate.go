@@ -1,0 +1,298 @@
+package server
+
+import (
+	"time"
+
+	"larder/meta"
+	"larder/protocol"
+)
+
+// request is a command on its way through the log.
+type request struct {
+	client    *Client // nil: the Master's own, or an operator's
+	h         protocol.Header
+	key       seqKey // zero seq: not protected against repetition
+	acked     uint64
+	cmd       []byte                 // encoded with its header; empty for an alloc that is not planned yet
+	alloc     *protocol.AllocRequest // for REQUEST_ALLOC
+	keys      []byte                 // what alloc's keys alias
+	also      []waiter               // the same request again, over the same or another connection
+	done      func(code protocol.Code, result []byte)
+	handshake *handshake // for HANDSHAKE
+	arrived   int64
+	bytes     int // counted against the client
+
+	// For REQUEST_ALLOC.
+	deadline int64
+	wakeAt   int64 // when to plan again at the latest
+	plan     meta.AllocPlan
+	silent   bool // in its group without a command
+	replan   bool // its plan was out of date
+	tries    int
+	waits    bool // has been parked
+}
+
+// waiter is where an answer goes.
+type waiter struct {
+	client *Client
+	h      protocol.Header
+}
+
+// maruOwner is the name that pins of clients without a session are kept under.
+const maruOwner = "maru"
+
+// mutate serves what changes the state: it decodes and encodes the command and queues it.
+func (m *Master) mutate(c *Client, sc *scratch, h protocol.Header, payload, out []byte, now int64) []byte {
+	var (
+		mut protocol.Mutation
+		cmd meta.Command
+		err error
+	)
+	session := c.session()
+	switch h.Type {
+	case protocol.TypeRequestAlloc:
+		return m.requestAlloc(c, h, payload, out, now)
+	case protocol.TypeRegister, protocol.TypeBatchRegister:
+		req := &sc.register
+		err = req.DecodeAs(payload, h.Type)
+		mut, cmd = req.Mutation, &meta.Register{Context: req.Context, Entries: req.Entries}
+	case protocol.TypeDelete, protocol.TypeBatchDelete:
+		err = sc.keys.DecodeAs(payload, h.Type)
+		mut, cmd = sc.keys.Mutation, &meta.Delete{Keys: sc.keys.Keys}
+	case protocol.TypePin, protocol.TypeUnpin, protocol.TypeBatchPin, protocol.TypeBatchUnpin:
+		if err = sc.keys.DecodeAs(payload, h.Type); err == nil {
+			mut = sc.keys.Mutation
+			cmd, err = m.pinCommand(c, sc, h.Type, now)
+		}
+	case protocol.TypeReturnAlloc:
+		var req protocol.ReturnAllocRequest
+		err = req.Decode(payload)
+		mut, cmd = req.Mutation, &meta.ReturnRegion{Region: regionID(req.RegionID)}
+		if session == 0 && err == nil {
+			session = m.sessionOf(req.InstanceID)
+		}
+	case protocol.TypeCancel:
+		err = sc.cancel.Decode(payload)
+		mut, cmd = sc.cancel.Mutation, &meta.Cancel{Seqs: sc.cancel.Seqs}
+	case protocol.TypeClear:
+		var req protocol.ClearRequest
+		err = req.Decode(payload)
+		mut, cmd = req.Mutation, clearCommand(&req, c.tenantName())
+	case protocol.TypeGoodbye:
+		var req protocol.GoodbyeRequest
+		err = req.Decode(payload)
+		mut, cmd = req.Mutation, &meta.CloseSession{ID: session, Fenced: true}
+	case protocol.TypeRevokeDone:
+		var req protocol.RevokeDoneRequest
+		err = req.Decode(payload)
+		mut, cmd = req.Mutation, &meta.RevokeDone{Region: regionID(req.RegionID), Epoch: req.Epoch}
+	default:
+		return m.refuse(out, h, &protocol.Error{
+			Code: protocol.CodeUnsupported, Message: "this server does not know the message type " + h.Type.String(),
+		})
+	}
+	if err != nil {
+		return m.refuseErr(out, h, err)
+	}
+	if session == 0 && needsSession(h.Type) {
+		return m.refuse(out, h, &protocol.Error{
+			Code: protocol.CodeSessionExpired, Message: "this needs a session: open one with HANDSHAKE first",
+		})
+	}
+	if session == 0 {
+		mut = protocol.Mutation{}
+	}
+	r := &request{client: c, h: h, key: seqKey{session, mut.Seq}, acked: mut.Acked, arrived: now, bytes: len(payload)}
+	head := meta.Header{Session: session, Seq: mut.Seq, Acked: mut.Acked}
+	r.cmd = meta.AppendCommand(make([]byte, 0, len(payload)+64), head, cmd)
+	return m.submit(r, out)
+}
+
+// needsSession reports whether a type makes no sense without a session.
+func needsSession(t protocol.Type) bool {
+	switch t {
+	case protocol.TypeCancel, protocol.TypeGoodbye, protocol.TypeRevokeDone:
+		return true
+	default:
+		return false
+	}
+}
+
+// regionID converts a region's id from the wire; one that cannot be is nobody's.
+func regionID(id uint64) meta.RegionID {
+	if id > 1<<32-1 {
+		return 0
+	}
+	return meta.RegionID(id)
+}
+
+// pinCommand makes the command for the PIN and UNPIN in sc.keys.
+func (m *Master) pinCommand(c *Client, sc *scratch, t protocol.Type, now int64) (meta.Command, error) {
+	req := &sc.keys
+	p := &meta.Pin{
+		Undo:  t == protocol.TypeUnpin || t == protocol.TypeBatchUnpin,
+		Class: meta.ClassHard, Owner: req.Pin.Owner, Keys: req.Keys,
+	}
+	switch req.Pin.Kind {
+	case "", "session":
+		if req.Pin.Owner != "" || req.Pin.TTLMS != 0 {
+			return nil, &protocol.Error{
+				Code: protocol.CodeBadRequest, Message: "a session's pin has no owner and no ttl_ms: say kind durable or soft",
+			}
+		}
+		if !c.native() {
+			p.Owner, p.Strict = maruOwner, t == protocol.TypeBatchPin
+		}
+	case "durable":
+		if p.Owner == "" {
+			return nil, &protocol.Error{Code: protocol.CodeBadRequest, Message: "a durable pin needs an owner's name"}
+		}
+	case "soft":
+		if p.Class = meta.ClassSoft; req.Pin.TTLMS == 0 && !p.Undo {
+			return nil, &protocol.Error{Code: protocol.CodeBadRequest, Message: "a soft pin needs a ttl_ms"}
+		}
+	default:
+		return nil, &protocol.Error{
+			Code: protocol.CodeBadRequest, Message: "the kind of a pin is session, durable or soft",
+		}
+	}
+	if req.Pin.TTLMS != 0 {
+		m.state.RLock()
+		m.mu.Lock()
+		p.Until = m.logTime(now) + min(req.Pin.TTLMS, 1<<50)
+		m.mu.Unlock()
+		m.state.RUnlock()
+	}
+	return p, nil
+}
+
+// clearCommand makes the command for CLEAR by a client of a tenant.
+func clearCommand(req *protocol.ClearRequest, tenant string) *meta.Clear {
+	cmd := &meta.Clear{All: req.All, Prefix: req.Prefix}
+	if x := req.Context; x != nil {
+		cmd.Context = &meta.Context{
+			Tenant: tenant, Model: x.Model, LoRA: x.LoRA, Salt: x.Salt, BlockSize: x.BlockSize, Seed: x.Seed,
+		}
+	}
+	if req.Tenant != "" {
+		cmd.Context = &meta.Context{Tenant: req.Tenant}
+	}
+	return cmd
+}
+
+// sessionOf returns the open session of an instance, 0 if there is none.
+func (m *Master) sessionOf(instance string) meta.SessionID {
+	m.state.RLock()
+	defer m.state.RUnlock()
+	id, _ := m.machine.SessionOf(instance)
+	return id
+}
+
+// submit answers a request from memory if its seq has been applied, joins it to the same one if that is on its way,
+// or queues it.
+func (m *Master) submit(r *request, out []byte) []byte {
+	if r.key.seq != 0 {
+		m.state.RLock()
+		result, st := m.machine.Remembered(r.key.session, r.key.seq)
+		fault := seqFault(st)
+		if st == meta.SeqAnswered {
+			out = m.appendResult(out, r, waiter{r.client, r.h}, result, m.now())
+		}
+		m.state.RUnlock()
+		if st == meta.SeqAnswered {
+			return out
+		}
+		if fault != nil {
+			return m.refuse(out, r.h, fault)
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if fault := m.enqueue(r); fault != nil {
+		return m.refuse(out, r.h, fault)
+	}
+	return out
+}
+
+// seqFault is the error that a seq's state stands for, nil if it may be applied or was.
+func seqFault(st meta.SeqState) *protocol.Error {
+	switch st {
+	case meta.SeqCanceled:
+		return &protocol.Error{Code: protocol.CodeCanceled, Message: "the seq was canceled: use a new one"}
+	case meta.SeqTooOld:
+		return &protocol.Error{Code: protocol.CodeTooOld, Message: "the seq lies below acked: its answer is forgotten"}
+	case meta.SeqAhead:
+		return &protocol.Error{
+			Code: protocol.CodeTooManyUnacked, RetryAfterMS: uint64(busyRetry / time.Millisecond),
+			Message: "too many seqs are unanswered: wait for some, and raise acked",
+		}
+	default:
+		return nil
+	}
+}
+
+// enqueue queues a request, or joins it to the same one. The caller holds mu.
+func (m *Master) enqueue(r *request) *protocol.Error {
+	if !m.leading {
+		f := m.notLeader()
+		return &f
+	}
+	if r.key.seq != 0 {
+		if first := m.inflight[r.key]; first != nil {
+			// The same request over again: both connections get the answer, the later one in place of an earlier try.
+			for _, w := range first.also {
+				if w.client == r.client && w.h.Sequence == r.h.Sequence {
+					return nil
+				}
+			}
+			if len(first.also) >= maxRetries {
+				return &protocol.Error{
+					Code: protocol.CodeBusy, RetryAfterMS: uint64(busyRetry / time.Millisecond),
+					Message: "the same seq is on its way several times already: wait for its answer",
+				}
+			}
+			r.client.took(0)
+			first.also = append(first.also, waiter{r.client, r.h})
+			return nil
+		}
+	}
+	if m.queued+r.bytes > maxQueuedBytes {
+		return &protocol.Error{
+			Code: protocol.CodeBusy, RetryAfterMS: uint64(busyRetry / time.Millisecond),
+			Message: "too much waits to be written: retry",
+		}
+	}
+	if r.key.seq != 0 {
+		m.inflight[r.key] = r
+	}
+	if r.client != nil {
+		r.client.took(r.bytes)
+	}
+	m.queued += r.bytes
+	m.queue = append(m.queue, r)
+	if m.group == nil && len(m.queue) == 1 {
+		m.cfg.Wake()
+	}
+	return nil
+}
+
+// maxRetries bounds the repetitions of one seq that wait for its answer.
+const maxRetries = 16
+
+// Do queues a command of the Master's own or of an operator's. done is called once, from the goroutine that applies or
+// the one that learns that leadership is lost, with CodeUnavailable or CodeNotLeader if the outcome is unknown. It
+// must not block.
+func (m *Master) Do(cmd meta.Command, done func(code protocol.Code, result []byte)) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.do(cmd, done)
+}
+
+// do is Do for a caller that holds mu.
+func (m *Master) do(cmd meta.Command, done func(code protocol.Code, result []byte)) error {
+	r := &request{cmd: meta.AppendCommand(nil, meta.Header{}, cmd), arrived: m.now(), done: done}
+	if fault := m.enqueue(r); fault != nil {
+		return fault
+	}
+	return nil
+}
