@@ -57,7 +57,8 @@ func (m *Machine) allocEvict(s *session, c *Alloc, out *Results) {
 	for _, v := range c.Victims {
 		if m.table.live(v.Slot) {
 			x := m.table.at(v.Slot)
-			if x.birth == v.Birth && x.pins == 0 && m.regionOf(x).owner == s {
+			r := m.regionOf(x)
+			if x.birth == v.Birth && x.pins == 0 && r.owner == s && r.state == RegionOwned {
 				good = append(good, v)
 			}
 		}
