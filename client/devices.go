@@ -158,9 +158,11 @@ func (d *devices) reopen(id, generation uint64) (*device, error) {
 // open opens and maps a device: at the path that the master knows it by, or, on another host, wherever a device with
 // its identity is.
 func (d *devices) open(info *protocol.Device) (*device, error) {
-	want := cxl.Expect{Pool: d.pool, DeviceID: info.ID}
+	want := cxl.Expect{DeviceID: info.ID}
 	if id, err := parseID(info.UUID); err == nil {
-		want.Device = id
+		want.Device = id // which no device of another pool has
+	} else {
+		want.Pool = d.pool
 	}
 	dev, err := openEither(info.Path, want)
 	if err != nil {
