@@ -291,7 +291,11 @@ func describe(err error) (AdminError, int) {
 		}, fasthttp.StatusMisdirectedRequest
 	}
 	code := protocol.CodeOf(err)
-	reply := AdminError{Error: err.Error(), Code: code.String(), Retryable: code.Retryable()}
+	text := err.Error()
+	if e, ok := err.(*protocol.Error); ok && e.Message != "" { //nolint:errorlint // a wrapped one has text around it that says more
+		text = e.Message
+	}
+	reply := AdminError{Error: text, Code: code.String(), Retryable: code.Retryable()}
 	switch code {
 	case protocol.CodeNotLeader:
 		reply.Hint = "send the request to the leader's admin address: GET /members has it"

@@ -19,10 +19,10 @@ type Config struct {
 	ClusterName string `yaml:"cluster_name" help:"Name of the cluster; members and data directories of another one are refused."`
 	DataDir     string `yaml:"data_dir" help:"Directory of the log and the index. Empty: ./data in a checkout or where it exists, else $XDG_STATE_HOME/larder."`
 
-	Listen        string `yaml:"listen" help:"Address for clients, host:port."`
+	Listen        string `yaml:"listen" help:"Address for clients, host:port; none: the socket alone."`
 	Socket        string `yaml:"socket" help:"Path of the Unix socket for clients of this host. Empty: larder.sock in the data directory; none: no socket."`
 	Advertise     string `yaml:"advertise" help:"Address that clients are told. Empty: listen, with the host's name for a wildcard."`
-	PeerListen    string `yaml:"peer_listen" help:"Address for the other members."`
+	PeerListen    string `yaml:"peer_listen" help:"Address for the other members; none: no others can join."`
 	PeerAdvertise string `yaml:"peer_advertise" help:"Address that the other members are told. Empty: as for advertise."`
 	AdminListen   string `yaml:"admin_listen" help:"Address of the HTTP admin and metrics; none: no admin."`
 	AdminToken    Secret `yaml:"admin_token" help:"Bearer token that the admin's changing requests must carry; needed unless admin_listen is a loopback address."`
@@ -212,4 +212,17 @@ func tagNames(t reflect.Type) []string {
 		names[i] = t.Field(i).Tag.Get("yaml")
 	}
 	return names
+}
+
+// Changed lists the fields that differ from the defaults, as pairs of name and text form, secrets hidden.
+func (c *Config) Changed() [][2]string {
+	def := Default()
+	v, d := reflect.ValueOf(c).Elem(), reflect.ValueOf(&def).Elem()
+	var changed [][2]string
+	for i := range v.NumField() {
+		if !reflect.DeepEqual(v.Field(i).Interface(), d.Field(i).Interface()) {
+			changed = append(changed, [2]string{v.Type().Field(i).Tag.Get("yaml"), formatValue(v.Field(i))})
+		}
+	}
+	return changed
 }

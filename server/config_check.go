@@ -53,14 +53,15 @@ func (c *Config) checkAddresses(p *problems) {
 		{"admin_listen", c.AdminListen},
 	}
 	for _, a := range addresses {
-		if a.name == "admin_listen" && a.addr == Off {
-			continue
+		if a.addr == Off && (a.name == "admin_listen" || len(c.Peers) == 0 && !c.Join) {
+			continue // nobody else needs to reach it
 		}
 		if err := checkAddress(a.addr); err != nil {
 			p.check(false, "%s: %w", a.name, err)
 		}
 	}
-	p.check(c.Listen != c.PeerListen || portOf(c.Listen) == "0",
+	p.check(c.Listen != Off || c.Socket != Off, "listen: clients need an address or a socket")
+	p.check(c.Listen != c.PeerListen || portOf(c.Listen) == "0" || c.Listen == Off,
 		"peer_listen: %s is also listen; give members a port of their own", c.PeerListen)
 	p.check(c.AdminListen == Off || c.AdminListen != c.Listen && c.AdminListen != c.PeerListen || portOf(c.AdminListen) == "0",
 		"admin_listen: %s is taken by listen or peer_listen; give the admin a port of its own", c.AdminListen)

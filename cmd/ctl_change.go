@@ -1,0 +1,443 @@
+package cmd
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"larder/client"
+	"larder/server"
+)
+
+// open opens a client of the cluster for get, put and rm.
+func (c *call) open(cfg client.Config) (*client.Client, error) {
+	cfg.Addrs = c.Addr
+	cfg.Logger = slog.New(slog.NewTextHandler(c.stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	x, err := client.Open(c.ctx, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	return x, nil
+}
+
+// ctlGet is larder ctl get.
+type ctlGet struct {
+	Key  string `arg:"" help:"The entry's key."`
+	File string `arg:"" help:"File to write, or - for standard output."`
+}
+
+// Run implements the command.
+func (g *ctlGet) Run(c *call) (err error) {
+	x, err := c.open(client.Config{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, x.Close(c.ctx)) }()
+	value, err := x.Get(c.ctx, []byte(g.Key), nil)
+	if err != nil {
+		return fmt.Errorf("get %s: %w", printable(g.Key), err)
+	}
+	if g.File == "-" {
+		_, err = c.stdout.Write(value)
+		return err //nolint:wrapcheck // standard output
+	}
+	return writeFile(g.File, func(w io.Writer) error {
+		_, err := w.Write(value)
+		return err //nolint:wrapcheck // wrapped by writeFile
+	})
+}
+
+// writeFile writes a file so that it is there whole or not at all.
+func writeFile(path string, write func(w io.Writer) error) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("write %s: %w", path, err), os.Remove(f.Name()))
+		}
+	}()
+	if err := write(f); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path) //nolint:wrapcheck // wrapped above
+}
+
+// ctlPut is larder ctl put.
+type ctlPut struct {
+	Key       string `arg:"" help:"The entry's key."`
+	File      string `arg:"" help:"File to read, or - for standard input."`
+	Checksums bool   `default:"true" negatable:"" help:"Store a checksum with it (default yes)."`
+}
+
+// maxPut bounds what put reads into memory.
+const maxPut = 1 << 30
+
+// Run implements the command.
+func (p *ctlPut) Run(c *call) (err error) {
+	var in io.Reader = os.Stdin
+	if p.File != "-" {
+		f, err := os.Open(p.File)
+		if err != nil {
+			return fmt.Errorf("put: %w", err)
+		}
+		defer f.Close() //nolint:errcheck // opened for reading
+		in = f
+	}
+	value, err := io.ReadAll(io.LimitReader(in, maxPut+1))
+	if err != nil {
+		return fmt.Errorf("put: %w", err)
+	}
+	if len(value) > maxPut {
+		return fmt.Errorf("put: %s is longer than %s", p.File, bytesText(maxPut))
+	}
+	if len(value) == 0 {
+		return fmt.Errorf("put: %s is empty; an entry has at least one byte", p.File)
+	}
+	cfg := client.Config{Checksums: p.Checksums, PageSize: client.DefaultPageSize}
+	pages := (uint64(len(value)) + cfg.PageSize - 1) / cfg.PageSize
+	cfg.RegionSize = pages * cfg.PageSize // no more than it needs: the region stays with the entry
+	x, err := c.open(cfg)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, x.Close(c.ctx)) }()
+	result, err := x.Put(c.ctx, []byte(p.Key), value)
+	if err != nil {
+		return fmt.Errorf("put %s: %w", printable(p.Key), err)
+	}
+	return putReport(c, p.Key, len(value), result)
+}
+
+// ctlRm is larder ctl rm.
+type ctlRm struct {
+	Key string `arg:"" help:"The entry's key."`
+}
+
+// ctlPin is larder ctl pin.
+type ctlPin struct {
+	Keys  []string      `arg:"" help:"Keys."`
+	Owner string        `default:"operator" help:"Name under which the pin is listed and undone (default operator)."`
+	TTL   time.Duration `help:"How long; 0: until it is undone."`
+	Soft  bool          `help:"Evict them last, instead of never."`
+}
+
+// Run implements the command.
+func (p *ctlPin) Run(c *call) error {
+	var reply server.PinReply
+	err := c.admin.post(c.ctx, "/pin", server.PinRequest{
+		Keys: p.Keys, Owner: p.Owner, TTLMS: uint64(max(p.TTL.Milliseconds(), 0)), Soft: p.Soft, //nolint:gosec // not negative
+	}, &reply)
+	if err != nil {
+		return err
+	}
+	return pinReport(c, p.Keys, reply, "pinned", "not found")
+}
+
+// ctlUnpin is larder ctl unpin.
+type ctlUnpin struct {
+	Keys  []string `arg:"" help:"Keys."`
+	Owner string   `default:"operator" help:"Name that they were pinned under (default operator)."`
+}
+
+// Run implements the command.
+func (p *ctlUnpin) Run(c *call) error {
+	var reply server.PinReply
+	if err := c.admin.post(c.ctx, "/unpin", server.PinRequest{Keys: p.Keys, Owner: p.Owner}, &reply); err != nil {
+		return err
+	}
+	return pinReport(c, p.Keys, reply, "unpinned", "was not pinned by "+p.Owner)
+}
+
+// pinReport prints the outcome for each key. A key of which nothing came makes the command fail.
+func pinReport(c *call, keys []string, reply server.PinReply, yes, no string) error {
+	if c.JSON {
+		return printJSON(c.stdout, reply)
+	}
+	missed := 0
+	for i, key := range keys {
+		outcome := yes
+		if i >= len(reply.Results) || !reply.Results[i] {
+			outcome = no
+			missed++
+		}
+		fmt.Fprintf(c.stdout, "%s: %s\n", printable(key), outcome)
+	}
+	if missed > 0 {
+		return fmt.Errorf("%d of %d keys: %s", missed, len(keys), no)
+	}
+	return nil
+}
+
+// ctlClear is larder ctl clear.
+type ctlClear struct {
+	All       bool   `help:"Everything."`
+	Prefix    string `help:"Entries whose keys begin with this."`
+	Tenant    string `help:"Entries of this tenant."`
+	Model     string `help:"Entries of this model, by their prefix context."`
+	LoRA      string `name:"lora" help:"Entries of this LoRA, by their prefix context."`
+	Salt      string `help:"Entries of this salt, by their prefix context."`
+	BlockSize uint64 `help:"Entries of this block size, by their prefix context."`
+	Seed      uint64 `help:"Entries of this hash seed, by their prefix context."`
+}
+
+// Run implements the command.
+func (l *ctlClear) Run(c *call) error {
+	in := server.ClearRequest{All: l.All, Prefix: l.Prefix}
+	scope := server.ClearContext{
+		Tenant: l.Tenant, Model: l.Model, LoRA: l.LoRA, Salt: l.Salt, BlockSize: l.BlockSize, Seed: l.Seed,
+	}
+	if scope != (server.ClearContext{}) {
+		in.Context = &scope
+	}
+	if !l.All && l.Prefix == "" && in.Context == nil {
+		return usageError(errors.New("clear: say what: --all, --prefix, or some of --tenant, --model, --lora, --salt, --block-size, --seed"))
+	}
+	return c.change("/clear", in)
+}
+
+// ctlCheck is larder ctl check.
+type ctlCheck struct {
+	Deep bool `help:"Read the entries' bytes and compare their checksums."`
+}
+
+// Run implements the command.
+func (k *ctlCheck) Run(c *call) error {
+	var report server.CheckReport
+	query := url.Values{"deep": {strconv.FormatBool(k.Deep)}}
+	if err := c.admin.getLeader(c.ctx, "/check", query, &report); err != nil {
+		return err
+	}
+	if c.JSON {
+		if err := printJSON(c.stdout, report); err != nil {
+			return err
+		}
+	} else {
+		fmt.Fprintf(c.stdout, "%d devices, %d regions, %d entries", report.Devices, report.Regions, report.Entries)
+		if k.Deep {
+			fmt.Fprintf(c.stdout, "; %d verified, %d skipped", report.Verified, report.Skipped)
+		}
+		fmt.Fprintln(c.stdout)
+		for _, problem := range report.Problems {
+			fmt.Fprintln(c.stdout, "problem:", problem)
+		}
+	}
+	if n := len(report.Problems); n > 0 {
+		return &exitError{exitUnwell, fmt.Errorf("check found %d problems; entries that are named in them can be dropped with larder ctl rm", n)}
+	}
+	return nil
+}
+
+// ctlDrain is larder ctl drain.
+type ctlDrain struct {
+	Instance string `arg:"" help:"The client's instance name; larder ctl clients lists them."`
+}
+
+// Run implements the command.
+func (d *ctlDrain) Run(c *call) error {
+	var reply server.DrainReply
+	if err := c.admin.post(c.ctx, "/drain", server.DrainRequest{Instance: d.Instance}, &reply); err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(c.stdout, reply)
+	}
+	fmt.Fprintf(c.stdout, "%s was asked to give up %d regions\n", d.Instance, reply.Regions)
+	return nil
+}
+
+// ctlPolicy is larder ctl policy.
+type ctlPolicy struct {
+	Get ctlPolicyGet `cmd:"" default:"1" help:"Show the settings."`
+	Set ctlPolicySet `cmd:"" help:"Change the eviction policy and other settings, for the whole cluster."`
+}
+
+// ctlPolicyGet is larder ctl policy get.
+type ctlPolicyGet struct{}
+
+// Run implements the command.
+func (p *ctlPolicyGet) Run(c *call) error {
+	var s server.SettingsView
+	if err := c.admin.getLeader(c.ctx, "/policy", nil, &s); err != nil {
+		return err
+	}
+	return printSettings(c, &s)
+}
+
+// printSettings shows the replicated settings.
+func printSettings(c *call, s *server.SettingsView) error {
+	if c.JSON {
+		return printJSON(c.stdout, s)
+	}
+	return pairs(c.stdout,
+		[2]string{"policy", s.Policy},
+		[2]string{"ttl", millis(int64(s.TTLMS))}, //nolint:gosec // a duration
+		[2]string{"page size", bytesText(s.PageSize)},
+		[2]string{"region size", bytesText(s.RegionSize)},
+		[2]string{"max regions per client", strconv.FormatUint(s.MaxRegionsPerInstance, 10)},
+		[2]string{"min region age", millis(int64(s.MinRegionAgeMS))}, //nolint:gosec // a duration
+		[2]string{"cluster version", strconv.FormatUint(uint64(s.Version), 10)},
+	)
+}
+
+// ctlPolicySet is larder ctl policy set.
+type ctlPolicySet struct {
+	Policy                string         `arg:"" optional:"" help:"Eviction policy."`
+	TTL                   *time.Duration `help:"Life of entries that name none, under the ttl policy."`
+	PageSize              *server.Size   `help:"Page size for clients that name none."`
+	RegionSize            *server.Size   `help:"Region size for clients that name none."`
+	MaxRegionsPerInstance *uint64        `help:"Regions that one client may own; 0: no limit."`
+	MinRegionAge          *time.Duration `help:"Age before which a live client's region is not taken from it."`
+}
+
+// Run implements the command.
+func (p *ctlPolicySet) Run(c *call) error {
+	var in server.PolicyRequest
+	if p.Policy != "" {
+		in.Policy = &p.Policy
+	}
+	in.TTLMS, in.MinRegionAgeMS = milliseconds(p.TTL), milliseconds(p.MinRegionAge)
+	in.PageSize, in.RegionSize = (*uint64)(p.PageSize), (*uint64)(p.RegionSize)
+	in.MaxRegionsPerInstance = p.MaxRegionsPerInstance
+	if in == (server.PolicyRequest{}) {
+		return usageError(errors.New("policy set: name a policy or an option to change"))
+	}
+	var s server.SettingsView
+	if err := c.admin.post(c.ctx, "/policy", in, &s); err != nil {
+		return err
+	}
+	return printSettings(c, &s)
+}
+
+// milliseconds converts an optional duration.
+func milliseconds(d *time.Duration) *uint64 {
+	if d == nil {
+		return nil
+	}
+	ms := uint64(max(d.Milliseconds(), 0)) //nolint:gosec // not negative
+	return &ms
+}
+
+// ctlUpgrade is larder ctl upgrade.
+type ctlUpgrade struct {
+	To uint32 `help:"Version; 0: the newest that the leader's binary speaks."`
+}
+
+// Run implements the command.
+func (u *ctlUpgrade) Run(c *call) error {
+	var s server.SettingsView
+	if err := c.admin.post(c.ctx, "/cluster-version", server.VersionRequest{Version: u.To}, &s); err != nil {
+		return err
+	}
+	if c.JSON {
+		return printJSON(c.stdout, s)
+	}
+	fmt.Fprintf(c.stdout, "cluster version %d; a release that lacks it can no longer join\n", s.Version)
+	return nil
+}
+
+// ctlSnapshot is larder ctl snapshot.
+type ctlSnapshot struct {
+	Save    ctlSnapshotSave    `cmd:"" help:"Save the index to a file. The bytes of entries are not part of it: they stay on the devices."`
+	Restore ctlSnapshotRestore `cmd:"" help:"Make a data directory of a saved file, as a new cluster of one member. Works without a server."`
+}
+
+// ctlSnapshotSave is larder ctl snapshot save.
+type ctlSnapshotSave struct {
+	File string `arg:"" help:"File to write."`
+}
+
+// Run implements the command.
+func (s *ctlSnapshotSave) Run(c *call) error {
+	var size int64
+	err := writeFile(s.File, func(w io.Writer) error {
+		return c.admin.anyone(func(addr string) error {
+			response, err := c.admin.do(c.ctx, addr, http.MethodPost, "/snapshot", []byte("{}"))
+			if err != nil {
+				return err
+			}
+			defer response.Body.Close() //nolint:errcheck // opened for reading
+			size, err = io.Copy(w, response.Body)
+			if err != nil {
+				return fmt.Errorf("the snapshot was cut off; the server's log says why: %w", err)
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(c.stdout, "%s: %s\n", s.File, bytesText(uint64(size))) //nolint:gosec // not negative
+	return nil
+}
+
+// Run implements the command.
+func (r *ctlRm) Run(c *call) (err error) {
+	x, err := c.open(client.Config{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, x.Close(c.ctx)) }()
+	removed, err := x.Delete(c.ctx, []byte(r.Key))
+	if err != nil {
+		return fmt.Errorf("rm %s: %w", printable(r.Key), err)
+	}
+	if len(removed) == 0 || !removed[0] {
+		return fmt.Errorf("rm %s: not found, or pinned", printable(r.Key))
+	}
+	fmt.Fprintln(c.stdout, "removed")
+	return nil
+}
+
+// putReport tells what became of a put.
+func putReport(c *call, key string, size int, result client.PutResult) error {
+	switch {
+	case result.Err != nil:
+		return fmt.Errorf("put %s: %w", printable(key), result.Err)
+	case c.JSON:
+		return printJSON(c.stdout, map[string]any{"stored": result.Stored, "bytes": size})
+	case result.Stored:
+		fmt.Fprintf(c.stdout, "stored %s\n", bytesText(uint64(size))) //nolint:gosec // not negative
+	default:
+		fmt.Fprintln(c.stdout, "held already; nothing was changed: rm it first to store other bytes")
+	}
+	return nil
+}
+
+// ctlSnapshotRestore is larder ctl snapshot restore.
+type ctlSnapshotRestore struct {
+	configFlags `embed:""`
+
+	Snapshot string `arg:"" name:"file" type:"existingfile" help:"File that snapshot save wrote."`
+}
+
+// Run implements the command.
+func (s *ctlSnapshotRestore) Run(c *call) error {
+	cfg, err := s.load()
+	if err != nil {
+		return err
+	}
+	f, err := os.Open(s.Snapshot)
+	if err != nil {
+		return fmt.Errorf("restore: %w", err)
+	}
+	defer f.Close() //nolint:errcheck // opened for reading
+	index, err := server.Restore(&cfg, f, newLogger(c.stderr, &cfg))
+	if err != nil {
+		return fmt.Errorf("restore: %w", err)
+	}
+	fmt.Fprintf(c.stdout, "%s holds the state at log index %d, as member %d of a new cluster; start it with larder serve --data-dir %s\n",
+		cfg.DataDir, index, cfg.NodeID, cfg.DataDir)
+	return nil
+}

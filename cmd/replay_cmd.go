@@ -1,0 +1,163 @@
+package cmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/zeebo/xxh3"
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+
+	"larder/cmd/replay"
+	"larder/cxl"
+	"larder/server"
+)
+
+// replayCmd is larder replay.
+type replayCmd struct {
+	Trace     string        `type:"existingfile" help:"Trace, one JSON object a line: timestamp, input_length, output_length, hash_ids. Without one a sample is generated."`
+	Requests  int           `help:"Replay only so many requests; 0: all."`
+	Seed      uint64        `default:"1" help:"Of the generated sample (default 1)."`
+	Clients   int           `default:"1" help:"Clients at a time; one replays strictly in order (default 1)."`
+	Page      server.Size   `default:"64KiB" help:"Bytes of a block, and of a page (default 64KiB)."`
+	Region    server.Size   `help:"Bytes of a region; 0: an eighth of each client's share of the pool, at most 64MiB."`
+	Pool      server.Size   `default:"640MiB" help:"Size of the pool of the server that is started (default 640MiB)."`
+	Pages     int           `help:"Make the pool exactly so many pages, instead of --pool."`
+	Policy    string        `default:"lru" help:"Eviction policy of the server that is started (default lru)."`
+	Addr      []string      `placeholder:"HOST:PORT" help:"Masters of a running cluster to replay against, or unix:PATH; no server is started then."`
+	Admin     []string      `placeholder:"HOST:PORT" help:"Admins of that cluster, to count its evictions."`
+	Data      string        `help:"Data directory of the server that is started, kept; without one a temporary one is used."`
+	Speed     float64       `help:"0: as fast as possible; 1: as the timestamps say; 2: twice as fast."`
+	Checksums bool          `help:"Store and verify checksums too; every byte is compared in any case."`
+	Prefault  bool          `help:"Map the pool completely before it is used."`
+	Budget    time.Duration `default:"60s" help:"How long one request may be repeated while leaders change (default 60s)."`
+	Compare   bool          `help:"Print what exact LRU and the optimum would have reached."`
+	Prefix    string        `help:"In front of the keys, to keep runs against one cluster apart (default replay/)."`
+	JSON      bool          `help:"Print JSON."`
+	Quiet     bool          `help:"Show no progress."`
+}
+
+// Bounds of the region size that is derived.
+const (
+	maxReplayRegion = 64 << 20
+	regionsPerShare = 8 // so that clients can shift space among each other
+)
+
+// Run implements the command.
+func (r *replayCmd) Run(e *env) (err error) {
+	if r.Clients < 1 || r.Pages < 0 || r.Speed < 0 {
+		return usageError(errors.New("replay: --clients must be at least 1, --pages and --speed not negative"))
+	}
+	logger := slog.New(slog.NewTextHandler(e.stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	cfg := replay.Config{
+		Addrs: r.Addr, Trace: r.Trace, Sample: replay.Sample{Seed: r.Seed}, MaxRequest: r.Requests,
+		Clients: r.Clients, PageSize: uint64(r.Page), RegionSize: uint64(r.Region), Checksums: r.Checksums,
+		Prefault: r.Prefault, Speed: r.Speed, KeyPrefix: r.Prefix, Budget: r.Budget, Compare: r.Compare, Logger: logger,
+	}
+	if !r.Quiet {
+		cfg.Progress = e.stderr
+		if f, ok := e.stderr.(*os.File); ok {
+			cfg.Terminal = term.IsTerminal(int(f.Fd())) //nolint:gosec // a descriptor fits an int
+		}
+	}
+	if len(r.Addr) == 0 {
+		stop, err := r.startServer(&cfg, logger)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, stop()) }()
+	} else if len(r.Admin) > 0 {
+		a := (&clusterFlags{Admin: r.Admin}).newAdmin()
+		cfg.Evictions = func(ctx context.Context) (replay.ByPhase, error) {
+			var s server.StatusReply
+			err := a.getLeader(ctx, "/status", nil, &s)
+			return phases(s.Stats.Evictions), err
+		}
+	}
+	report, err := replay.Run(e.ctx, cfg)
+	if report == nil {
+		return err //nolint:wrapcheck // says all
+	}
+	if r.JSON {
+		err = errors.Join(err, report.WriteJSON(e.stdout))
+	} else {
+		err = errors.Join(err, report.WriteTable(e.stdout))
+	}
+	if err == nil && report.Failures > 0 {
+		return &exitError{exitUnwell, fmt.Errorf("%d blocks did not hold the bytes that were stored", report.Failures)}
+	}
+	return err
+}
+
+// phases converts counts by phase.
+func phases(counts []uint64) (p replay.ByPhase) {
+	copy(p[:], counts)
+	return p
+}
+
+// startServer starts a cluster of one on embedded defaults, and puts its address into cfg. stop ends it and removes
+// what was temporary.
+func (r *replayCmd) startServer(cfg *replay.Config, logger *slog.Logger) (stop func() error, err error) {
+	dir, temporary := r.Data, r.Data == ""
+	if temporary {
+		if dir, err = os.MkdirTemp("", "larder-replay-"); err != nil {
+			return nil, fmt.Errorf("replay: %w; name a directory with --data", err)
+		}
+	}
+	sc := server.Default()
+	sc.DataDir, sc.EvictionPolicy, sc.PageSize = dir, r.Policy, r.Page
+	sc.ClusterName = "replay"
+	sc.Listen, sc.PeerListen, sc.AdminListen = server.Off, server.Off, server.Off // the socket alone: no port is taken
+	size := r.Pool
+	if r.Pages > 0 {
+		size = cxl.HeaderSpan + server.Size(r.Pages)*r.Page //nolint:gosec // not negative
+	}
+	device := server.DeviceConfig{Path: poolFile(dir, temporary), Size: size}
+	sc.Pool = []server.DeviceConfig{device}
+	if cfg.RegionSize == 0 {
+		share := uint64(size-min(size, cxl.HeaderSpan)) / uint64(regionsPerShare*r.Clients) //nolint:gosec // at least 1
+		cfg.RegionSize = max(min(share, maxReplayRegion)/uint64(r.Page), 1) * uint64(r.Page)
+	}
+	sc.RegionSize = server.Size(cfg.RegionSize)
+	remove := func() error {
+		if !temporary {
+			return nil
+		}
+		return errors.Join(os.RemoveAll(dir), os.RemoveAll(device.Path))
+	}
+	if err := errors.Join(sc.Complete(), sc.Validate()); err != nil {
+		return nil, errors.Join(usageError(err), remove())
+	}
+	s, err := server.Start(sc, logger)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("replay: start a server: %w", err), remove())
+	}
+	cfg.Addrs = []string{"unix:" + sc.Socket}
+	cfg.Evictions = func(context.Context) (replay.ByPhase, error) {
+		status := s.Status()
+		return phases(status.Stats.Evictions[:]), nil
+	}
+	return func() error { return errors.Join(stopServer(s, nil, &sc), remove()) }, nil
+}
+
+// poolFile is where the pool of a server started for a replay lies: in memory where there is /dev/shm, under a name
+// that is the same whenever the same data directory is used.
+func poolFile(dir string, temporary bool) string {
+	const shm = "/dev/shm"
+	if unix.Access(shm, unix.W_OK) != nil {
+		return filepath.Join(dir, "pool")
+	}
+	if temporary {
+		return filepath.Join(shm, filepath.Base(dir)+".pool")
+	}
+	if abs, err := filepath.Abs(dir); err == nil {
+		dir = abs
+	}
+	return filepath.Join(shm, "larder-replay-"+strconv.FormatUint(xxh3.HashString(dir), 16)+".pool")
+}
