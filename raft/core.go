@@ -196,9 +196,12 @@ func (c *Core) checkApplied(applied uint64) (uint64, error) {
 	switch {
 	case applied < base:
 		return 0, &CorruptionError{What: "the state", Index: applied, Cause: fmt.Errorf("the log begins at %d", base+1)}
-	case applied > c.log.hard.commit:
-		return 0, &LostDataError{Have: c.log.hard.commit, Want: applied, Detail: "applied index of the state"}
+	case applied > c.log.last:
+		return 0, &LostDataError{Have: c.log.last, Want: applied, Detail: "applied index of the state"}
 	}
+	// Entries are applied, and memberships recorded, as soon as they are committed and in the log. The note that they
+	// are committed comes with the next write, and may be missing.
+	c.log.hard.commit = max(c.log.hard.commit, applied, c.log.confs.newest().Index)
 	c.log.snapIndex = max(applied, base)
 	return applied, nil
 }

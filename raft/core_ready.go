@@ -14,8 +14,8 @@ import (
 )
 
 // round is one Ready on its way: begin takes it, persist writes it, finish tells
-// raft. Raft may take other input between begin and finish; no other round may
-// begin.
+// raft. Raft may take other input between begin and finish, and another round may
+// begin, as long as rounds are persisted and finished in order.
 type round struct {
 	early  []*pb.Message // may be sent before anything is written
 	append *pb.Message   // what to write, and what to answer when it is durable; may be nil
@@ -26,7 +26,8 @@ type round struct {
 	spool *spool
 }
 
-// begin takes the next Ready, nil if there is none.
+// begin takes the next Ready, nil if there is none. It carries out committed
+// membership changes: the next Ready's messages must know of them.
 func (c *Core) begin() (r *round, err error) {
 	err = c.guard(func() error {
 		if !c.rn.HasReady() {
@@ -51,6 +52,11 @@ func (c *Core) begin() (r *round, err error) {
 		for _, rs := range rd.ReadStates {
 			if c.cfg.OnRead != nil && len(rs.RequestCtx) == 8 {
 				c.cfg.OnRead(binary.BigEndian.Uint64(rs.RequestCtx), rs.Index)
+			}
+		}
+		for _, e := range r.apply.GetEntries() { // before anybody can apply, or take a snapshot, behind it
+			if err := c.applyConf(e); err != nil {
+				return err
 			}
 		}
 		return c.takeSnapshot(&rd, r)
@@ -151,8 +157,7 @@ func (c *Core) witnessFirst(hard *hardState, r *round) error {
 	return c.store.wit.write(w)
 }
 
-// finish tells raft that the round is durable, and applies membership changes
-// before the next round's messages can be sent. It returns messages to send.
+// finish tells raft that the round is durable. It returns messages to send.
 func (c *Core) finish(r *round) (late []*pb.Message, err error) {
 	err = c.guard(func() error {
 		for _, m := range r.append.GetResponses() {
@@ -161,11 +166,6 @@ func (c *Core) finish(r *round) (late []*pb.Message, err error) {
 				continue
 			}
 			if err := c.stepLocal(m); err != nil {
-				return err
-			}
-		}
-		for _, e := range r.apply.GetEntries() {
-			if err := c.applyConf(e); err != nil {
 				return err
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,6 +23,9 @@ const (
 	spaceTicks        = 5 // free space is measured every half second: at 300 MB/s that is 150 MB, below the minimum
 	// witnessInterval bounds how long entries under load are durable before the witness knows of them.
 	witnessInterval = 50 * time.Millisecond
+	// gatherMax bounds the pause before a sync, on slow disks too; gatherCalm is how long nobody must have come.
+	gatherMax  = 500 * time.Microsecond
+	gatherCalm = 50 * time.Microsecond
 	// stallLimit is how long a log write may take before the member stops itself: long past every election, so that
 	// the cluster went on without it, and short of what an operator would notice first.
 	stallLimit = 20 * time.Second
@@ -101,16 +105,19 @@ type Node struct {
 	ctx      context.Context // ends with done; for snapshot streams
 	cancel   context.CancelFunc
 
-	leader    atomic.Uint64
-	leads     atomic.Bool
-	solo      atomic.Bool // sole voter, leading, ready: no round is needed
-	expelled  atomic.Bool
-	writing   atomic.Int64 // boottime at which the log write in progress began, 0 if none
-	polling   atomic.Bool
-	ticks     broadcast
-	applied   broadcast
-	stats     nodeStats
-	witnessAt int64 // loop only
+	leader   atomic.Uint64
+	leads    atomic.Bool
+	solo     atomic.Bool // sole voter, leading, ready: no round is needed
+	expelled atomic.Bool
+	writing  atomic.Int64 // boottime at which the log write in progress began, 0 if none
+	polling  atomic.Bool
+	ticks    broadcast
+	applied  broadcast
+	stats    nodeStats
+
+	// The loop's own.
+	witnessAt int64
+	syncNanos int64 // moving average of a log sync
 }
 
 // StartNode starts a member.
@@ -245,35 +252,36 @@ func (n *Node) tick() {
 	n.mu.Unlock()
 }
 
-// round handles one Ready.
-func (n *Node) round() (more bool, err error) {
+// gather lets callers whose proposals were just committed join the next sync. They
+// are woken by the apply goroutine, and without this pause half of them would miss
+// the sync that starts now and half the next: twice as many syncs for the same work.
+// It ends when nobody new has come for a moment, and after half the time of a sync,
+// so that it cannot cost more than it may save.
+func (n *Node) gather() {
+	start := n.cfg.Boottime()
+	limit := start + min(n.syncNanos/2, int64(gatherMax))
+	seen, calm := n.stats.proposals.Load(), start
+	for now := start; now < limit; now = n.cfg.Boottime() {
+		runtime.Gosched()
+		if p := n.stats.proposals.Load(); p != seen || !n.queue.idle() {
+			seen, calm = p, now
+		} else if now-calm > int64(gatherCalm) {
+			return
+		}
+	}
+}
+
+// take begins a round, sends what may be sent and hands over what may be applied,
+// before anything is written.
+func (n *Node) take() (*round, error) {
 	n.mu.Lock()
 	r, err := n.core.begin()
 	n.publish()
 	n.mu.Unlock()
 	if err != nil || r == nil {
-		return false, errors.Join(err, n.syncWitness())
+		return nil, err
 	}
 	n.route(r.early)
-	start := n.cfg.Boottime()
-	n.writing.Store(start)
-	err = n.core.persist(r)
-	n.writing.Store(0)
-	if err != nil {
-		return false, err
-	}
-	if r.sync {
-		n.stats.syncs.observe(n.cfg.Boottime() - start)
-	}
-	n.mu.Lock()
-	late, err := n.core.finish(r)
-	n.publish()
-	removed := n.core.removed
-	n.mu.Unlock()
-	if err != nil {
-		return false, err
-	}
-	n.route(late)
 	if r.lost != 0 {
 		term := r.lost
 		n.queue.push(applyItem{fn: func() error { n.core.lossApplied(term); return nil }})
@@ -281,10 +289,72 @@ func (n *Node) round() (more bool, err error) {
 	if r.apply != nil {
 		n.queue.push(applyItem{msg: r.apply})
 	}
+	return r, nil
+}
+
+// round handles one Ready, or two with one sync.
+func (n *Node) round() (more bool, err error) {
+	r, err := n.take()
+	if err != nil || r == nil {
+		return false, errors.Join(err, n.syncWitness())
+	}
+	var next *round
+	if r.apply != nil && r.spool == nil && n.leads.Load() {
+		n.gather()
+		if next, err = n.take(); err != nil {
+			return false, err
+		}
+	}
+	if err := n.write(r, next); err != nil {
+		return false, err
+	}
+	removed := false
+	for _, r := range [...]*round{r, next} {
+		if r == nil {
+			continue
+		}
+		n.mu.Lock()
+		late, err := n.core.finish(r)
+		n.publish()
+		removed = n.core.removed
+		n.mu.Unlock()
+		if err != nil {
+			return false, err
+		}
+		n.route(late)
+	}
 	if removed {
 		return false, ErrRemoved
 	}
 	return true, n.syncWitness()
+}
+
+// write makes one or two rounds durable. A snapshot syncs itself.
+func (n *Node) write(r, next *round) error {
+	start := n.cfg.Boottime()
+	n.writing.Store(start)
+	defer n.writing.Store(0)
+	sync := r.sync
+	if next != nil {
+		sync = r.sync || next.sync
+		merged := next.append != nil && next.spool == nil
+		r.sync = r.sync && !merged
+		next.sync = sync && merged
+	}
+	if err := n.core.persist(r); err != nil {
+		return err
+	}
+	if next != nil {
+		if err := n.core.persist(next); err != nil {
+			return err
+		}
+	}
+	if sync {
+		took := n.cfg.Boottime() - start
+		n.stats.syncs.observe(took)
+		n.syncNanos += (took - n.syncNanos) / 8
+	}
+	return nil
 }
 
 // syncWitness writes the witness if that is due.

@@ -20,7 +20,8 @@ type applyQueue struct {
 	mu     sync.Mutex
 	cond   *sync.Cond
 	items  []applyItem
-	due    bool // a flush
+	due    bool         // a flush
+	busy   atomic.Int64 // items pushed and not yet done
 	closed bool
 }
 
@@ -34,9 +35,13 @@ func (q *applyQueue) push(it applyItem) bool {
 		return false
 	}
 	q.items = append(q.items, it)
+	q.busy.Add(1)
 	q.cond.Signal()
 	return true
 }
+
+// idle says that everything pushed was done.
+func (q *applyQueue) idle() bool { return q.busy.Load() == 0 }
 
 func (q *applyQueue) flush() {
 	q.mu.Lock()
@@ -100,6 +105,7 @@ func (n *Node) applyLoop() {
 func (n *Node) applyItems(items []applyItem) error {
 	pending := 0
 	report := func(upto int) error {
+		n.queue.busy.Add(int64(pending - upto))
 		n.applied.signal()
 		n.mu.Lock()
 		defer n.mu.Unlock()
