@@ -137,6 +137,9 @@ type Master struct {
 	term64  atomic.Uint64 // the term, while serving
 	parkedN atomic.Int64
 	reports reports
+	// answering is how many requests the last group answered and others that waited then: negative once all answers
+	// have been sent, so that one word tells.
+	answering atomic.Int64
 
 	devMu   sync.Mutex // innermost
 	devices map[meta.DeviceID]*protocol.Device
@@ -216,6 +219,9 @@ func (m *Master) Apply(index, term uint64, data []byte) error {
 	if m.results.WantEffects {
 		m.pushFreed()
 		m.box.flush()
+		if n := m.answering.Load(); n > 0 {
+			m.answering.Store(-n)
+		}
 	}
 	return m.flushIfDue()
 }

@@ -35,6 +35,19 @@ func (m *Master) wakeParked() {
 	}
 }
 
+// Crowd tells a shell whether it should wait a moment before it calls Pump, so that clients which have just been
+// answered join the next group with their next requests: without that, half of those that each wait for an answer miss
+// the group that starts now, and every second sync is for the other half. queued requests wait; expected
+// is how many would if everybody came back whom the last group answered; busy says that some of these have not been
+// sent their answers yet.
+func (m *Master) Crowd() (queued, expected int, busy bool) {
+	m.mu.Lock()
+	queued = len(m.queue)
+	m.mu.Unlock()
+	n := m.answering.Load()
+	return queued, int(max(n, -n)), n > 0
+}
+
 // Pump builds and proposes a group if none is on its way and there is something to propose. It is called by one
 // goroutine at a time, after Wake.
 func (m *Master) Pump() {
@@ -318,6 +331,7 @@ func (m *Master) finish(g *group) {
 	}
 	m.planAgain(again, now)
 	m.announce()
+	m.answering.Store(int64(len(g.members) + len(m.queue)))
 	m.mu.Unlock()
 	m.cfg.Wake()
 	for i, r := range g.spans {

@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"sync"
 	"time"
@@ -339,7 +340,34 @@ func (s *Server) pump() {
 		case <-s.ctx.Done():
 			return
 		case <-s.wake:
+			s.gather()
 			s.master.Pump()
+		}
+	}
+}
+
+// Bounds of gather.
+const (
+	gatherMax  = 500 * time.Microsecond // half a sync of a slow disk
+	gatherCalm = 50 * time.Microsecond  // nobody has come for so long: nobody will
+)
+
+// gather waits for the clients that have just been answered, see Master.Crowd: until all of them are back, or nobody
+// new has come for a moment.
+func (s *Server) gather() {
+	queued, expected, busy := s.master.Crowd()
+	start := s.master.now()
+	calm := start
+	for now := start; queued < expected && now-start < int64(gatherMax); now = s.master.now() {
+		if busy {
+			calm = now
+		} else if now-calm > int64(gatherCalm) {
+			return
+		}
+		runtime.Gosched()
+		before := queued
+		if queued, expected, busy = s.master.Crowd(); queued != before {
+			calm = now
 		}
 	}
 }
