@@ -5,11 +5,13 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"larder/cxl"
 	"larder/protocol"
@@ -187,14 +189,13 @@ func (d *devices) open(info *protocol.Device) (*device, error) {
 // openEither opens a device for writing, or for reading if that is all this process may do.
 func openEither(path string, want cxl.Expect) (*cxl.Device, error) {
 	dev, err := cxl.Open(path, want)
-	if err == nil {
-		return dev, nil
+	if !errors.Is(err, fs.ErrPermission) && !errors.Is(err, syscall.EROFS) {
+		// Other errors pass, such as that of a header which is just being written: a device opened for reading then
+		// would stay so.
+		return dev, err //nolint:wrapcheck // says the path and what to do
 	}
 	want.ReadOnly = true
-	if dev, rerr := cxl.Open(path, want); rerr == nil {
-		return dev, nil
-	}
-	return nil, err //nolint:wrapcheck // says the path and what to do
+	return cxl.Open(path, want) //nolint:wrapcheck // as above
 }
 
 // findDevice looks for a device by its identity among this host's device-DAX.
