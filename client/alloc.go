@@ -421,7 +421,7 @@ func (c *Client) addRegion(s *session, given *protocol.Region) error {
 			}
 		}
 	}
-	dev := c.device(c.life, given.Device, given.Generation)
+	dev := c.patientDevice(given)
 	if dev == nil {
 		c.spawn(func() { c.returnRegion(s, given.RegionID) })
 		return fmt.Errorf("%w: device %d of the pool, or its present generation, is not to be found on this host",
@@ -442,6 +442,23 @@ func (c *Client) addRegion(s *session, given *protocol.Region) error {
 	p.add(r)
 	c.cfg.Logger.Debug("region", slog.Uint64("region_id", r.id), slog.Uint64("bytes", r.length))
 	return nil
+}
+
+// deviceWait bounds the wait for a device's header to show the generation that its master has committed to.
+const deviceWait = 2 * time.Second
+
+// patientDevice returns the device of a region that was given. A master writes a new generation to the log first and
+// to the header then, so that for a moment the device may seem to be another.
+func (c *Client) patientDevice(given *protocol.Region) *device {
+	until := c.cfg.Clock() + deviceWait.Nanoseconds()
+	for n := 0; ; n++ {
+		if d := c.device(c.life, given.Device, given.Generation); d != nil {
+			return d
+		}
+		if c.cfg.Clock() > until || sleep(c.life, backoff(n)) != nil {
+			return nil
+		}
+	}
 }
 
 // lateAlloc takes in a reply whose request was given up.

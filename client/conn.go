@@ -71,8 +71,9 @@ type conn struct {
 	onClose func(*conn, error)                 // called once
 	room    chan struct{}                      // a token per call in flight
 	flight  atomic.Int32
-	heardAt atomic.Int64 // when the last bytes came
-	writeAt atomic.Int64 // when the write that is going on began; 0 = none
+	heard   atomic.Uint64 // frames that came
+	writes  atomic.Uint64 // writes begun and ended: odd while one is going on
+	seen    progress      // the keeper's
 	done    chan struct{}
 
 	mu         sync.Mutex
@@ -82,6 +83,23 @@ type conn struct {
 	gen        uint32
 	free       []uint16
 	table      [slots]*call
+}
+
+// progress is what the keeper last saw of a connection, and when: reading the clock for each frame would cost more than
+// the rest of handling it.
+type progress struct {
+	heard, writes     uint64
+	heardAt, writesAt int64
+}
+
+// look compares a connection with what was seen of it before.
+func (s *progress) look(c *conn, now int64) {
+	if n := c.heard.Load(); n != s.heard || s.heardAt == 0 {
+		s.heard, s.heardAt = n, now
+	}
+	if n := c.writes.Load(); n != s.writes || s.writesAt == 0 {
+		s.writes, s.writesAt = n, now
+	}
 }
 
 // startConn begins to read. The connection ends by close or by a fault, which onClose hears of; done is closed when
@@ -96,7 +114,6 @@ func startConn(nc net.Conn, addr string, clock func() int64, onPush func(*conn, 
 	for i := range c.free {
 		c.free[i] = uint16(i) //nolint:gosec // below slots
 	}
-	c.heardAt.Store(clock())
 	readers.Add(1)
 	go func() {
 		defer readers.Done()
@@ -210,9 +227,9 @@ func (c *conn) flush(rounds int) bool {
 		buf := c.out
 		c.out, c.spare = c.spare[:0], nil
 		c.mu.Unlock()
-		c.writeAt.Store(c.clock())
+		c.writes.Add(1)
 		_, err := c.nc.Write(buf)
-		c.writeAt.Store(0)
+		c.writes.Add(1)
 		if err != nil {
 			c.close(err)
 		}
@@ -235,7 +252,7 @@ func (c *conn) read() {
 			c.close(err)
 			return
 		}
-		c.heardAt.Store(c.clock())
+		c.heard.Add(1)
 		if h.Sequence == 0 {
 			c.onPush(c, h.Type, payload)
 			continue
@@ -281,8 +298,10 @@ func (c *conn) abandon(cl *call) bool {
 }
 
 // expire ends the calls that have waited too long at now. A connection from which nothing came since the oldest of
-// them was sent, or on which a write does not get on, is closed: its master is gone, cut off or paused.
+// them was sent, or on which a write does not get on, is closed: its master is gone, cut off or paused. Only the keeper
+// calls it.
 func (c *conn) expire(now, writeTimeout int64) {
+	c.seen.look(c, now)
 	var late []*call
 	c.mu.Lock()
 	for _, cl := range c.table {
@@ -290,13 +309,13 @@ func (c *conn) expire(now, writeTimeout int64) {
 			late = append(late, cl)
 		}
 	}
-	heard := c.heardAt.Load()
 	silent := false
 	for _, cl := range late {
-		silent = silent || heard < cl.sentAt
+		silent = silent || c.seen.heardAt < cl.sentAt
 	}
 	c.mu.Unlock()
-	if w := c.writeAt.Load(); silent || w != 0 && now-w > writeTimeout {
+	stuck := c.seen.writes%2 == 1 && now-c.seen.writesAt > writeTimeout
+	if silent || stuck {
 		c.close(errCallTimeout)
 		return
 	}

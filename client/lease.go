@@ -20,15 +20,12 @@ const (
 type leaseBag struct {
 	mu    sync.Mutex
 	list  []uint64
-	since int64 // when the oldest came
+	since int64 // when the keeper first saw that there are any; 0 = not yet
 }
 
-func (b *leaseBag) add(now int64, leases ...uint64) (dropped int) {
+func (b *leaseBag) add(leases ...uint64) (dropped int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(b.list) == 0 {
-		b.since = now
-	}
 	for _, l := range leases {
 		if l == 0 {
 			continue
@@ -50,13 +47,26 @@ func (b *leaseBag) take(dst []uint64, limit int) []uint64 {
 	rest := len(b.list) - n
 	dst = append(dst, b.list[rest:]...)
 	b.list = b.list[:rest]
+	if rest == 0 {
+		b.since = 0
+	}
 	return dst
 }
 
-func (b *leaseBag) pending() (n int, since int64) {
+// idle reports whether leases have waited for longer than idleRelease.
+func (b *leaseBag) idle(now int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return len(b.list), b.since
+	if len(b.list) > 0 && b.since == 0 {
+		b.since = now
+	}
+	return len(b.list) > 0 && now-b.since > idleRelease
+}
+
+func (b *leaseBag) empty() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.list) == 0
 }
 
 // flushReleases gives back all leases that wait for it, ahead of whatever is sent next.
@@ -78,14 +88,14 @@ func (c *Client) flushReleases() {
 
 // releaseIdle gives leases back that found no lookup to ride on.
 func (c *Client) releaseIdle(now int64) {
-	if n, since := c.leases.pending(); n > 0 && now-since > idleRelease {
+	if c.leases.idle(now) {
 		c.flushReleases()
 	}
 }
 
 // leasesPending reports whether the keeper has to look often.
 func (c *Client) leasesPending() bool {
-	if n, _ := c.leases.pending(); n > 0 {
+	if !c.leases.empty() {
 		return true
 	}
 	c.viewMu.Lock()

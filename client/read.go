@@ -65,7 +65,7 @@ func (c *Client) lookup(ctx context.Context, m *lookupMsg) (sentAt int64, err er
 
 // giveBack gives a lease back with the next lookup.
 func (c *Client) giveBack(leases ...uint64) {
-	if n := c.leases.add(c.cfg.Clock(), leases...); n > 0 {
+	if n := c.leases.add(leases...); n > 0 {
 		c.counters.leasesDropped.Add(uint64(n)) //nolint:gosec // not negative
 	}
 }

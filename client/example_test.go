@@ -1,0 +1,84 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+
+	"larder/client"
+)
+
+func Example() {
+	ctx := context.Background()
+	c, err := client.Open(ctx, client.Config{Addrs: []string{"127.0.0.1:7400"}, Instance: "prefill-7"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.Close(ctx) //nolint:errcheck // nothing follows
+
+	// Blocks of KV cache are named by their rolling prefix hashes.
+	prompt := make([]uint32, 1024)
+	model := client.PrefixContext{Model: "llama-3-70b", BlockSize: 256}
+	hashes := client.PrefixHashes(prompt, 0, model)
+	keys := make([][]byte, len(hashes))
+	for i, h := range hashes {
+		keys[i] = fmt.Appendf(nil, "llama/%016x", h)
+	}
+
+	// Read the longest prefix that is held, in place. The bytes count only if Close says so.
+	views, err := c.ViewBatch(ctx, keys, true)
+	if err != nil {
+		log.Fatal(err)
+	}
+	known := views.Len()
+	for i := range known {
+		load(views.Bytes(i))
+	}
+	if err := views.Close(); errors.Is(err, client.ErrLease) {
+		known = 0 // too slow: compute it all
+	}
+
+	// Store the rest.
+	var items []client.Item
+	for i := known; i < len(keys); i++ {
+		it := client.Item{Key: keys[i], Value: compute(i)}
+		it.Attrs.Context, it.Attrs.HasPrefix = &model, true
+		it.Attrs.Hash, it.Attrs.Index = hashes[i], uint64(i)
+		if i > 0 {
+			it.Attrs.Parent = hashes[i-1]
+		}
+		items = append(items, it)
+	}
+	if _, err := c.PutBatch(ctx, items); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func ExampleClient_Alloc() {
+	ctx := context.Background()
+	c, err := client.Open(ctx, client.Config{Addrs: []string{"unix:/run/larder.sock"}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.Close(ctx) //nolint:errcheck // nothing follows
+
+	// Let the accelerator write straight into the pool. A region that is taken away meanwhile is no reason to fail.
+	for {
+		a, err := c.Alloc(ctx, []byte("block-1"), 1<<20)
+		if err != nil {
+			log.Fatal(err)
+		}
+		load(a.Bytes())
+		if _, err = a.Store(ctx); err == nil {
+			return
+		}
+		if !client.Retryable(err) {
+			log.Fatal(err)
+		}
+	}
+}
+
+func load([]byte) {}
+
+func compute(int) []byte { return make([]byte, 1<<20) }
