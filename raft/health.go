@@ -30,6 +30,7 @@ type health struct {
 	failStop func(error)
 	failOnce sync.Once
 	failed   atomic.Bool
+	cause    error // valid once failed is set
 
 	minFree uint64
 	ballast int64
@@ -61,6 +62,7 @@ const exitStorage = 74
 // fail reports err once.
 func (h *health) fail(err error) {
 	h.failOnce.Do(func() {
+		h.cause = err
 		h.failed.Store(true)
 		h.failStop(err)
 	})
@@ -176,11 +178,11 @@ func (s *Store) Space() Space {
 	return Space{AvailBytes: h.avail.Load(), TotalBytes: h.total.Load(), Full: h.full.Load(), Critical: h.critical.Load()}
 }
 
-// Healthy returns nil, ErrDiskFull, or an error that says that the store failed.
+// Healthy returns nil, ErrDiskFull, or what made the store fail for good.
 func (s *Store) Healthy() error {
 	switch {
 	case s.health.failed.Load():
-		return fmt.Errorf("raft: the storage failed; see the log: %w", ErrStopped)
+		return fmt.Errorf("raft: the storage failed, fix the disk and restart: %w", s.health.cause)
 	case s.health.full.Load():
 		return ErrDiskFull
 	}

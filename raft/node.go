@@ -24,8 +24,9 @@ const (
 	// witnessInterval bounds how long entries under load are durable before the witness knows of them.
 	witnessInterval = 50 * time.Millisecond
 	// gatherMax bounds the pause before a sync, on slow disks too; gatherCalm is how long nobody must have come.
-	gatherMax  = 500 * time.Microsecond
-	gatherCalm = 50 * time.Microsecond
+	gatherMax   = 500 * time.Microsecond
+	gatherCalm  = 50 * time.Microsecond
+	gatherSpins = 10000
 	// stallLimit is how long a log write may take before the member stops itself: long past every election, so that
 	// the cluster went on without it, and short of what an operator would notice first.
 	stallLimit = 20 * time.Second
@@ -261,8 +262,10 @@ func (n *Node) gather() {
 	start := n.cfg.Boottime()
 	limit := start + min(n.syncNanos/2, int64(gatherMax))
 	seen, calm := n.stats.proposals.Load(), start
-	for now := start; now < limit; now = n.cfg.Boottime() {
+	now := start
+	for i := 0; now < limit && i < gatherSpins; i++ { // counted, lest a clock that stands still hangs the loop
 		runtime.Gosched()
+		now = n.cfg.Boottime()
 		if p := n.stats.proposals.Load(); p != seen || !n.queue.idle() {
 			seen, calm = p, now
 		} else if now-calm > int64(gatherCalm) {
@@ -473,13 +476,13 @@ func (c *Core) finalFlush() error {
 
 // Propose appends data to the leader's log, as Core.Propose does.
 func (n *Node) Propose(data []byte) (index, term uint64, err error) {
+	if n.Err() != nil {
+		return 0, 0, ErrStopped
+	}
 	n.mu.Lock()
 	index, term, err = n.core.Propose(data)
 	n.mu.Unlock()
 	if err != nil {
-		if stopped := n.Err(); stopped != nil {
-			err = ErrStopped
-		}
 		return 0, 0, err
 	}
 	n.stats.proposals.Add(1)
