@@ -79,6 +79,7 @@ type conn struct {
 	mu         sync.Mutex
 	out, spare []byte
 	writing    bool
+	bursting   bool  // the reader is handing out a burst of replies, and sends what their callers ask for next
 	err        error // set once, when closed
 	gen        uint32
 	free       []uint16
@@ -200,7 +201,7 @@ func (c *conn) appendFrame(t protocol.Type, seq uint32, m message) {
 
 // unlockAndFlush ends a locked section that has appended to out.
 func (c *conn) unlockAndFlush() {
-	if c.writing {
+	if c.writing || c.bursting {
 		c.mu.Unlock()
 		return
 	}
@@ -246,6 +247,7 @@ func (c *conn) flush(rounds int) bool {
 func (c *conn) read() {
 	defer close(c.done)
 	r := protocol.NewReader(c.nc)
+	bursting := false
 	for {
 		h, payload, err := r.Next()
 		if err != nil {
@@ -253,17 +255,57 @@ func (c *conn) read() {
 			return
 		}
 		c.heard.Add(1)
-		if h.Sequence == 0 {
-			c.onPush(c, h.Type, payload)
-			continue
+		more := r.Buffered()
+		if more && !bursting {
+			bursting = true
+			c.beginBurst()
 		}
-		if cl := c.remove(h.Sequence); cl != nil {
-			cl.buf = append(cl.buf[:0], payload...)
-			if h.Type != cl.typ.Reply() {
-				cl.err = &protocol.FrameError{Reason: "reply of type " + h.Type.String() + " to " + cl.typ.String()}
-			}
-			c.finish(cl)
+		c.deliver(h, payload)
+		if bursting && !more {
+			bursting = false
+			c.endBurst()
 		}
+	}
+}
+
+// deliver hands one frame to whom it concerns.
+func (c *conn) deliver(h protocol.Header, payload []byte) {
+	if h.Sequence == 0 {
+		c.onPush(c, h.Type, payload)
+		return
+	}
+	cl := c.remove(h.Sequence)
+	if cl == nil {
+		return
+	}
+	cl.buf = append(cl.buf[:0], payload...)
+	if h.Type != cl.typ.Reply() {
+		cl.err = &protocol.FrameError{Reason: "reply of type " + h.Type.String() + " to " + cl.typ.String()}
+	}
+	c.finish(cl)
+}
+
+// beginBurst begins to hand out several replies that came at once. The callers that they wake are likely to ask for
+// more at once too: until the burst ends, nobody sends.
+func (c *conn) beginBurst() {
+	c.mu.Lock()
+	c.bursting = true
+	c.mu.Unlock()
+}
+
+// endBurst lets those callers run, and sends what they ask for with one system call. Not in this goroutine: it must go
+// on reading even if the master does not.
+func (c *conn) endBurst() {
+	runtime.Gosched()
+	c.mu.Lock()
+	c.bursting = false
+	send := len(c.out) > 0 && !c.writing && c.err == nil
+	if send {
+		c.writing = true
+	}
+	c.mu.Unlock()
+	if send {
+		go c.flush(-1)
 	}
 }
 
