@@ -269,7 +269,7 @@ func (a *allocator) batch(m *allocMsg) []*want {
 	for _, r := range p.list {
 		free += r.free.runs(long) * long
 	}
-	req.FreePages = uint64(free) //nolint:gosec // not negative
+	req.FreePages = uint64(free)
 	if head.same > 0 && !a.whole {
 		for _, w := range batch {
 			for _, k := range w.keys {

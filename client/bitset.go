@@ -1,6 +1,9 @@
 package client
 
-import "math/bits"
+import (
+	"math/bits"
+	"slices"
+)
 
 // bitset is a set of small integers that finds its least member in a few steps: each level has a bit for every word
 // of the one below that is not zero.
@@ -64,8 +67,8 @@ func (b *bitset) first() int {
 		return -1
 	}
 	i := 0
-	for l := len(b.levels) - 1; l >= 0; l-- {
-		i = i<<6 | bits.TrailingZeros64(b.levels[l][i])
+	for _, v := range slices.Backward(b.levels) {
+		i = i<<6 | bits.TrailingZeros64(v[i])
 	}
 	return i
 }

@@ -70,8 +70,8 @@ func Open(ctx context.Context, cfg Config) (*Client, error) {
 	c.stores.New = func() any { return new(storeOp) }
 	c.needLink <- struct{}{}
 	c.wg.Add(3)
-	go c.connector()
-	go c.keeper()
+	go c.connector() //nolint:contextcheck // lives as long as the client, not as the call
+	go c.keeper()    //nolint:contextcheck // the same
 	go c.allocator()
 	if _, has := ctx.Deadline(); !has {
 		var cancel context.CancelFunc

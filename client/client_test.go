@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -31,17 +32,17 @@ func value(key string, size int) []byte {
 	return b
 }
 
-func put(t testing.TB, c *Client, key string, size int) {
-	t.Helper()
-	_, err := c.Put(t.Context(), []byte(key), value(key, size))
-	require.NoError(t, err)
+func put(tb testing.TB, c *Client, key string, size int) {
+	tb.Helper()
+	_, err := c.Put(tb.Context(), []byte(key), value(key, size))
+	require.NoError(tb, err)
 }
 
-func requireValue(t testing.TB, c *Client, key string, size int) {
-	t.Helper()
-	got, err := c.Get(t.Context(), []byte(key), nil)
-	require.NoError(t, err, key)
-	require.True(t, bytes.Equal(value(key, size), got), "wrong bytes of %s", key)
+func requireValue(tb testing.TB, c *Client, key string, size int) {
+	tb.Helper()
+	got, err := c.Get(tb.Context(), []byte(key), nil)
+	require.NoError(tb, err, key)
+	require.True(tb, bytes.Equal(value(key, size), got), "wrong bytes of %s", key)
 }
 
 func TestPutGetOfEverySize(t *testing.T) {
@@ -138,7 +139,7 @@ func TestBatchAsksOnceAndRegistersOnce(t *testing.T) {
 			order = append(order, e.Value.(*fakeEntry).key)
 		}
 	})
-	var want []string
+	want := make([]string, 0, len(items))
 	for i := range items {
 		want = append(want, string(items[i].Key))
 	}
@@ -234,7 +235,7 @@ func TestEvictedPageRestsBeforeItIsUsedAgain(t *testing.T) {
 	now.Store(1e12)
 	c := f.open(t, func(cfg *Config) { cfg.Clock = now.Load; cfg.TTL = time.Hour })
 	for i := range 16 {
-		put(t, c, fmt.Sprint(i), 4096)
+		put(t, c, strconv.Itoa(i), 4096)
 	}
 	f.do(func() { f.restMS = 300 })
 	done := make(chan error, 1)
@@ -244,8 +245,8 @@ func TestEvictedPageRestsBeforeItIsUsedAgain(t *testing.T) {
 	}()
 	require.Eventually(t, func() bool { return f.count(protocol.TypeRequestAlloc) > 1 }, time.Second, time.Millisecond)
 	select {
-	case <-done:
-		t.Fatal("a page was used before its quarantine was over")
+	case err := <-done:
+		t.Fatal("a page was used before its quarantine was over", err)
 	case <-time.After(400 * time.Millisecond):
 	}
 	now.Add(400e6)
@@ -355,7 +356,7 @@ func TestInterruptedStoreIsCanceledBeforeItsPageIsUsedAgain(t *testing.T) {
 					return (h.Type == protocol.TypeRegister || h.Type == protocol.TypeCancel) && !open.Load()
 				}
 				f.before = func(_ *fakeConn, h protocol.Header, _ []byte) *protocol.Error {
-					if mute(h) && !(applied && h.Type == protocol.TypeRegister && !first.Swap(true)) {
+					if mute(h) && (!applied || h.Type != protocol.TypeRegister || first.Swap(true)) {
 						return errSilent
 					}
 					return nil
@@ -577,7 +578,6 @@ func TestCopyThatOutlivesItsLeaseIsRepeated(t *testing.T) {
 	requireValue(t, c, "k", 4096)
 	require.NotZero(t, c.Stats().Late, "the first copies ended after 100 ms and were thrown away")
 	f.do(func() {
-		f.before = func(_ *fakeConn, h protocol.Header, p []byte) *protocol.Error { return nil }
 		f.leaseMS = 1
 	})
 	jump.Store(600e6)
@@ -616,8 +616,8 @@ func TestLeasesAreGivenBack(t *testing.T) {
 	f := newFake(t, 16*4096, 1)
 	c := f.open(t, nil)
 	for i := range 16 {
-		put(t, c, fmt.Sprint(i), 4096)
-		requireValue(t, c, fmt.Sprint(i), 4096)
+		put(t, c, strconv.Itoa(i), 4096)
+		requireValue(t, c, strconv.Itoa(i), 4096)
 	}
 	put(t, c, "more", 4096) // every entry was leased a moment ago; the leases are released ahead of the request
 	require.EqualValues(t, 1, c.Stats().Evicted)
@@ -707,7 +707,7 @@ func TestReconnectBringsPagesInLine(t *testing.T) {
 	f := newFake(t, 16*4096, 1)
 	c := f.open(t, nil)
 	for i := range 4 {
-		put(t, c, fmt.Sprint(i), 4096)
+		put(t, c, strconv.Itoa(i), 4096)
 	}
 	f.do(func() { f.drop(f.entries["1"]); f.drop(f.entries["2"]) }) // while the client is cut off
 	f.masters[0].cut()

@@ -36,5 +36,5 @@ func margin(d int64) int64 { return d/100 + 2*int64(time.Millisecond) }
 // millis is ms milliseconds in nanoseconds, bounded to a day, so that no sum overflows.
 func millis(ms uint64) int64 {
 	const day = 24 * 60 * 60 * 1000
-	return int64(min(ms, day)) * int64(time.Millisecond) //nolint:gosec // at most a day
+	return int64(min(ms, day)) * int64(time.Millisecond)
 }

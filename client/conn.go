@@ -46,7 +46,7 @@ type call struct {
 var calls = sync.Pool{New: func() any { return &call{done: make(chan struct{}, 1)} }}
 
 func newCall(t protocol.Type, m message, timeout int64) *call {
-	c := calls.Get().(*call) //nolint:errcheck,forcetypeassert // the pool holds nothing else
+	c := calls.Get().(*call) //nolint:forcetypeassert // the pool holds nothing else
 	c.typ, c.msg, c.timeout, c.err = t, m, timeout, nil
 	return c
 }
@@ -113,13 +113,11 @@ func startConn(nc net.Conn, addr string, clock func() int64, onPush func(*conn, 
 		room: make(chan struct{}, slots), done: make(chan struct{}), free: make([]uint16, slots),
 	}
 	for i := range c.free {
-		c.free[i] = uint16(i) //nolint:gosec // below slots
+		c.free[i] = uint16(i)
 	}
-	readers.Add(1)
-	go func() {
-		defer readers.Done()
+	readers.Go(func() {
 		c.read()
-	}()
+	})
 	return c
 }
 
@@ -319,7 +317,7 @@ func (c *conn) remove(seq uint32) *call {
 		return nil
 	}
 	c.table[slot] = nil
-	c.free = append(c.free, uint16(slot)) //nolint:gosec // below slots
+	c.free = append(c.free, uint16(slot))
 	return cl
 }
 
@@ -381,7 +379,7 @@ func (c *conn) close(why error) {
 	for i, cl := range c.table {
 		if cl != nil {
 			c.table[i] = nil
-			c.free = append(c.free, uint16(i)) //nolint:gosec // below slots
+			c.free = append(c.free, uint16(i))
 			lost = append(lost, cl)
 		}
 	}

@@ -61,7 +61,7 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Err }
 
 // Is matches the sentinel of e's code.
-func (e *Error) Is(target error) bool { return target == sentinels[e.Code] } //nolint:errorlint // sentinels are compared by identity
+func (e *Error) Is(target error) bool { return target == sentinels[e.Code] }
 
 // Retryable reports whether the same call may succeed if it is repeated.
 func (e *Error) Retryable() bool {

@@ -15,7 +15,6 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer c.Close(ctx) //nolint:errcheck // nothing follows
 
 	// Blocks of KV cache are named by their rolling prefix hashes.
 	prompt := make([]uint32, 1024)
@@ -53,6 +52,9 @@ func Example() {
 	if _, err := c.PutBatch(ctx, items); err != nil {
 		log.Fatal(err)
 	}
+	if err := c.Close(ctx); err != nil {
+		log.Fatal(err)
+	}
 }
 
 func ExampleClient_Alloc() {
@@ -61,7 +63,6 @@ func ExampleClient_Alloc() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer c.Close(ctx) //nolint:errcheck // nothing follows
 
 	// Let the accelerator write straight into the pool. A region that is taken away meanwhile is no reason to fail.
 	for {
@@ -71,11 +72,14 @@ func ExampleClient_Alloc() {
 		}
 		load(a.Bytes())
 		if _, err = a.Store(ctx); err == nil {
-			return
+			break
 		}
 		if !client.Retryable(err) {
 			log.Fatal(err)
 		}
+	}
+	if err := c.Close(ctx); err != nil {
+		log.Fatal(err)
 	}
 }
 

@@ -125,7 +125,7 @@ func (c *Client) attempt(ctx context.Context, cn *conn, cl *call, ex exchange) (
 		return true, nil
 	}
 	c.counters.serverErrors.Add(1)
-	switch pe.Code {
+	switch pe.Code { //nolint:exhaustive // the others are alike: see default
 	case protocol.CodeNotLeader:
 		c.redirect(cn, pe.Leader)
 	case protocol.CodeSessionExpired:
@@ -157,7 +157,7 @@ func answeredNo(err error) bool {
 	if !ok {
 		return false
 	}
-	switch e.Code {
+	switch e.Code { //nolint:exhaustive // the others are alike: see default
 	case protocol.CodeNotLeader, protocol.CodeUnavailable, protocol.CodeTimeout, protocol.CodeInternal,
 		protocol.CodePending, protocol.CodeTooOld, protocol.CodeSessionExpired:
 		return false // it may be in a log that a new leader brings to an end

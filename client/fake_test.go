@@ -104,13 +104,13 @@ type fakeConn struct {
 }
 
 // newFake starts masters over a fresh device of size bytes of data.
-func newFake(t testing.TB, size uint64, masters int) *fake {
-	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "larder-client-")
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+func newFake(tb testing.TB, size uint64, masters int) *fake {
+	tb.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "larder-client-") //nolint:usetesting // memory, not the disk
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, os.RemoveAll(dir)) })
 	f := &fake{
-		t: t, dir: dir, path: filepath.Join(dir, "pool"), gen: 77, next: cxl.HeaderSpan, size: size + cxl.HeaderSpan,
+		t: tb, dir: dir, path: filepath.Join(dir, "pool"), gen: 77, next: cxl.HeaderSpan, size: size + cxl.HeaderSpan,
 		ttlMS: 3000, leaseMS: 500, sessions: map[uint64]*fakeSession{}, regions: map[uint64]*fakeRegion{},
 		entries: map[string]*list.Element{}, order: list.New(), leases: map[uint64]*fakeEntry{},
 	}
@@ -118,11 +118,11 @@ func newFake(t testing.TB, size uint64, masters int) *fake {
 	for i := range masters {
 		f.startMaster(i)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		for _, m := range f.masters {
 			m.stop()
 		}
-		require.NoError(t, f.device.Close())
+		require.NoError(tb, f.device.Close())
 	})
 	return f
 }
@@ -159,9 +159,7 @@ func (m *fakeMaster) accept() {
 		m.mu.Lock()
 		m.open[nc] = true
 		m.mu.Unlock()
-		m.wg.Add(1)
-		go func() {
-			defer m.wg.Done()
+		m.wg.Go(func() {
 			cn := &fakeConn{m: m, nc: nc}
 			r := protocol.NewReader(nc)
 			for {
@@ -170,11 +168,11 @@ func (m *fakeMaster) accept() {
 					break
 				}
 			}
-			nc.Close()
+			_ = nc.Close()
 			m.mu.Lock()
 			delete(m.open, nc)
 			m.mu.Unlock()
-		}()
+		})
 	}
 }
 
@@ -183,12 +181,12 @@ func (m *fakeMaster) cut() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for nc := range m.open {
-		nc.Close()
+		_ = nc.Close()
 	}
 }
 
 func (m *fakeMaster) stop() {
-	m.ln.Close()
+	_ = m.ln.Close()
 	m.cut()
 	m.wg.Wait()
 }
@@ -224,8 +222,8 @@ func (cn *fakeConn) write(typ protocol.Type, seq uint32, payload []byte) {
 	b = protocol.EndFrame(append(b, payload...), mark)
 	cn.wmu.Lock()
 	defer cn.wmu.Unlock()
-	cn.nc.SetWriteDeadline(time.Now().Add(time.Second))
-	cn.nc.Write(b)
+	_ = cn.nc.SetWriteDeadline(time.Now().Add(time.Second))
+	_, _ = cn.nc.Write(b)
 }
 
 // push sends a push to a session's connection.
@@ -306,7 +304,7 @@ func (cn *fakeConn) answer(h protocol.Header, p []byte) []byte {
 }
 
 func (f *fake) dispatch(cn *fakeConn, typ protocol.Type, p []byte) []byte {
-	switch typ {
+	switch typ { //nolint:exhaustive // the others are alike: see default
 	case protocol.TypeLookup, protocol.TypeBatchLookup:
 		return f.lookup(typ, p)
 	case protocol.TypeRequestAlloc:
@@ -584,17 +582,17 @@ func (f *fake) keys(_ *fakeConn, typ protocol.Type, p []byte) []byte {
 }
 
 // open connects a client to the fake, which is closed at the end of the test.
-func (f *fake) open(t testing.TB, change func(*Config)) *Client {
-	t.Helper()
+func (f *fake) open(tb testing.TB, change func(*Config)) *Client {
+	tb.Helper()
 	cfg := Config{
-		Addrs: f.addrs(), Instance: strings.ReplaceAll(t.Name(), "/", "-"), PageSize: 4096, RegionSize: 16 * 4096,
+		Addrs: f.addrs(), Instance: strings.ReplaceAll(tb.Name(), "/", "-"), PageSize: 4096, RegionSize: 16 * 4096,
 		CallTimeout: 300 * time.Millisecond, Timeout: 5 * time.Second,
 	}
 	if change != nil {
 		change(&cfg)
 	}
-	c, err := Open(t.Context(), cfg)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = c.Close(context.Background()) })
+	c, err := Open(tb.Context(), cfg)
+	require.NoError(tb, err)
+	tb.Cleanup(func() { _ = c.Close(context.Background()) })
 	return c
 }

@@ -30,7 +30,7 @@ func PrefixHashes(tokens []uint32, blockSize int, context PrefixContext) []uint6
 // allocate if dst has the capacity and a block has at most 1024 tokens.
 func AppendPrefixHashes(dst []uint64, tokens []uint32, blockSize int, context PrefixContext) []uint64 {
 	if blockSize <= 0 {
-		blockSize = int(min(context.BlockSize, 1<<31-1)) //nolint:gosec // bounded
+		blockSize = int(min(context.BlockSize, 1<<31-1))
 	}
 	if blockSize <= 0 {
 		return dst

@@ -15,7 +15,7 @@ func TestPrefixHashesAgreeWithAnotherImplementation(t *testing.T) {
 		}
 		return tokens
 	}
-	var mixed []uint32
+	mixed := make([]uint32, 0, 300)
 	for range 100 {
 		mixed = append(mixed, 1<<32-1, 0, 7)
 	}
@@ -32,14 +32,16 @@ func TestPrefixHashesAgreeWithAnotherImplementation(t *testing.T) {
 		},
 		"seed": {
 			count(1, 13), 4, 1234567890123,
-			[]uint64{0x6fae5af67bb2e435, 0x32c31f60cae1328a, 0x631473a2f518349d}, 0x631473a2f518349d, 3,
+			[]uint64{0x6fae5af67bb2e435, 0x32c31f60cae1328a, 0x631473a2f518349d},
+			0x631473a2f518349d, 3,
 		},
 		"wide tokens": {
 			mixed, 16, 42, []uint64{0xb8d4ea48f3587116, 0x9f7179da5c687070, 0x53e00108bc588071}, 0x1b838b7c463509a2, 18,
 		},
 		"large blocks": {
 			count(0, 6000), 2000, 7,
-			[]uint64{0x9e99f1e25861d8ef, 0xbdd0c1e6ae519dab, 0xc45a2418201e503a}, 0xc45a2418201e503a, 3,
+			[]uint64{0x9e99f1e25861d8ef, 0xbdd0c1e6ae519dab, 0xc45a2418201e503a},
+			0xc45a2418201e503a, 3,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

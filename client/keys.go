@@ -141,7 +141,7 @@ func (c *Client) PrefixMatch(ctx context.Context, context PrefixContext, hashes 
 		return 0, nil, ErrClosed
 	}
 	m := &matchMsg{req: protocol.PrefixMatchRequest{
-		Context: context, Hashes: hashes, Members: uint64(members), WantKeys: wantKeys, //nolint:gosec // checked above
+		Context: context, Hashes: hashes, Members: uint64(members), WantKeys: wantKeys,
 	}}
 	if _, _, err := c.roundTrip(ctx, nil, protocol.TypePrefixMatch, m, 0); err != nil {
 		return 0, nil, fail("prefix match", nil, err)
@@ -183,7 +183,7 @@ func (c *Client) ListKeys(ctx context.Context, prefix []byte, cursor uint64, lim
 		return nil, 0, ErrClosed
 	}
 	m := &listMsg{req: protocol.ListKeysRequest{
-		Prefix: prefix, Cursor: cursor, Limit: uint64(max(1, min(limit, protocol.MaxBatch))), //nolint:gosec // positive
+		Prefix: prefix, Cursor: cursor, Limit: uint64(max(1, min(limit, protocol.MaxBatch))),
 	}}
 	if _, _, err := c.roundTrip(ctx, nil, protocol.TypeListKeys, m, 0); err != nil {
 		return nil, 0, fail("list keys", nil, err)

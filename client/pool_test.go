@@ -75,7 +75,7 @@ func TestPageStates(t *testing.T) {
 	p := newPool(func() int64 { return now })
 	r := testRegion(1, 8)
 	p.add(r)
-	page := func(key string, at, n uint64, after uint64) *protocol.Page {
+	page := func(key string, at, n, after uint64) *protocol.Page {
 		return &protocol.Page{Key: []byte(key), RegionID: 1, KVOffset: at * 4096, KVLength: n * 4096, FreeAfterMS: after}
 	}
 	freed := func(pg *protocol.Page) { p.freed(pg, keyHash(pg.Key)) }

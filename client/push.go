@@ -10,7 +10,7 @@ import (
 
 // pushed handles what a master sends unasked. It runs in the reader of a connection, so it only does what is quick.
 func (c *Client) pushed(cn *conn, t protocol.Type, payload []byte) {
-	switch t {
+	switch t { //nolint:exhaustive // the others are alike: see default
 	case protocol.TypeRevoke:
 		var p protocol.RevokePush
 		if err := p.Decode(payload); err != nil {
@@ -123,11 +123,9 @@ func (c *Client) spawn(f func()) bool {
 	if c.life.Err() != nil {
 		return false
 	}
-	c.wg.Add(1)
-	go func() {
-		defer c.wg.Done()
+	c.wg.Go(func() {
 		f()
-	}()
+	})
 	return true
 }
 

@@ -31,7 +31,7 @@ func (m *lookupMsg) decode(p *[]byte) (*protocol.Error, error) {
 }
 
 func (c *Client) newLookup() *lookupMsg {
-	m := c.lookups.Get().(*lookupMsg) //nolint:errcheck,forcetypeassert // the pool holds nothing else
+	m := c.lookups.Get().(*lookupMsg) //nolint:forcetypeassert // the pool holds nothing else
 	m.req = protocol.LookupRequest{Release: m.req.Release[:0]}
 	return m
 }
@@ -66,7 +66,7 @@ func (c *Client) lookup(ctx context.Context, m *lookupMsg) (sentAt int64, err er
 // giveBack gives a lease back with the next lookup.
 func (c *Client) giveBack(leases ...uint64) {
 	if n := c.leases.add(leases...); n > 0 {
-		c.counters.leasesDropped.Add(uint64(n)) //nolint:gosec // not negative
+		c.counters.leasesDropped.Add(uint64(n))
 	}
 }
 

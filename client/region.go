@@ -64,7 +64,8 @@ type run struct {
 // bytes is the memory of the run, cut to size bytes.
 func (t run) bytes(size int) []byte {
 	from := uint64(t.page) * t.r.pageSize //nolint:gosec // not negative
-	return t.r.mem[from : from+uint64(size) : from+uint64(size)]
+	to := from + uint64(size)             //nolint:gosec // not negative
+	return t.r.mem[from:to:to]
 }
 
 // offset is where the run begins in its region.
@@ -90,7 +91,7 @@ func (r *region) pagesAt(offset, length uint64) (page, n int) {
 // cover puts private memory in the place of the mapping, so that what the user still stores through the bytes of an
 // Alloc harms nobody. It fails where the medium cannot be unmapped piecewise.
 func (r *region) cover() error {
-	base := unsafe.Pointer(unsafe.SliceData(r.mem))
+	base := unsafe.Pointer(unsafe.SliceData(r.mem)) //nolint:gosec // the address of a mapping that stays
 	_, err := unix.MmapPtr(-1, 0, base, uintptr(len(r.mem)), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED|unix.MAP_NORESERVE)
 	if err != nil {

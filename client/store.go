@@ -174,7 +174,7 @@ type storeOp struct {
 }
 
 func (c *Client) newStore() *storeOp {
-	op := c.stores.Get().(*storeOp) //nolint:errcheck,forcetypeassert // the pool holds nothing else
+	op := c.stores.Get().(*storeOp) //nolint:forcetypeassert // the pool holds nothing else
 	op.c = c
 	return op
 }
@@ -361,7 +361,7 @@ func (op *storeOp) announce() {
 // describe puts the attributes into an entry.
 func (a *Attrs) describe(e *protocol.RegisterEntry) {
 	e.HasPrefix, e.Hash, e.Parent, e.Index = a.HasPrefix, a.Hash, a.Parent, a.Index
-	e.TTLMS = uint64(max(a.TTL, 0) / time.Millisecond) //nolint:gosec // not negative
+	e.TTLMS = uint64(max(a.TTL, 0) / time.Millisecond)
 	if a.Members != 0 {
 		e.Group = uint64(a.Member)<<16 | uint64(a.Members)
 	}
@@ -474,7 +474,7 @@ const (
 )
 
 func verdict(r *protocol.RegisterResult) int {
-	switch r.Code {
+	switch r.Code { //nolint:exhaustive // the others are alike: see default
 	case protocol.CodeOK, protocol.CodeDuplicate:
 		return held
 	case protocol.CodeStaleEpoch, protocol.CodeStaleGeneration, protocol.CodeRevoking, protocol.CodeNotOwner:

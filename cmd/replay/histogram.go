@@ -18,7 +18,7 @@ type Histogram struct {
 // Add counts one duration.
 func (h *Histogram) Add(d time.Duration) {
 	v := max(int64(d), 0)
-	h.counts[bucket(uint64(v))]++ //nolint:gosec // not negative
+	h.counts[bucket(uint64(v))]++
 	h.n++
 	h.max = max(h.max, v)
 }
@@ -26,7 +26,7 @@ func (h *Histogram) Add(d time.Duration) {
 // bucket is exact below 2^subBits and then log-linear.
 func bucket(v uint64) int {
 	if v < 1<<subBits {
-		return int(v) //nolint:gosec // small
+		return int(v)
 	}
 	shift := bits.Len64(v) - subBits - 1
 	return (shift+1)<<subBits + int(v>>shift) - 1<<subBits //nolint:gosec // below 2^(subBits+1)

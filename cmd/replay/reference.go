@@ -46,7 +46,7 @@ func LRUHits(accesses []uint64, pages int) (hits int) {
 			continue
 		}
 		if order.Len() == pages {
-			delete(at, order.Remove(order.Front()).(uint64)) //nolint:errcheck,forcetypeassert // only ids are pushed
+			delete(at, order.Remove(order.Front()).(uint64)) //nolint:forcetypeassert // only ids are pushed
 		}
 		at[id] = order.PushBack(id)
 	}
@@ -72,7 +72,7 @@ func OptimumHits(accesses []uint64, pages int) (hits int) {
 			hits++
 		} else {
 			for len(held) >= pages {
-				u := heap.Pop(&latest).(use) //nolint:errcheck,forcetypeassert // only uses are pushed
+				u := heap.Pop(&latest).(use) //nolint:forcetypeassert // only uses are pushed
 				if at, ok := held[u.id]; ok && at == u.at {
 					delete(held, u.id)
 				}
@@ -103,7 +103,7 @@ func (h *useHeap) Less(i, j int) bool { return (*h)[i].at > (*h)[j].at }
 func (h *useHeap) Swap(i, j int) { (*h)[i], (*h)[j] = (*h)[j], (*h)[i] }
 
 // Push implements heap.Interface.
-func (h *useHeap) Push(x any) { *h = append(*h, x.(use)) } //nolint:errcheck,forcetypeassert // only uses are pushed
+func (h *useHeap) Push(x any) { *h = append(*h, x.(use)) } //nolint:forcetypeassert // only uses are pushed
 
 // Pop implements heap.Interface.
 func (h *useHeap) Pop() any {

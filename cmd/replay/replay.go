@@ -85,7 +85,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	}
 	r.pages(ctx)
 	r.start = cxl.Boottime()
-	stop := r.showProgress()
+	stop := r.showProgress() //nolint:contextcheck // ends with the call, by stop
 	err = r.run(ctx)
 	duration := time.Duration(cxl.Boottime() - r.start)
 	stop()
@@ -423,7 +423,7 @@ func (w *worker) store(ctx context.Context, ids []uint64, keys [][]byte) error {
 		return err
 	}
 	w.hist[opStore].Add(time.Duration(cxl.Boottime() - t0))
-	w.stored += uint64(fresh)                                             //nolint:gosec // not negative
-	w.r.live.storeHits.Add(uint64(max(len(ids)-min(fresh, len(ids)), 0))) //nolint:gosec // not negative
+	w.stored += uint64(fresh)
+	w.r.live.storeHits.Add(uint64(max(len(ids)-min(fresh, len(ids)), 0)))
 	return nil
 }
