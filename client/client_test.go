@@ -281,7 +281,7 @@ func TestConcurrentShortagesBecomeOneRequest(t *testing.T) {
 }
 
 func TestLostReplyIsRepeatedUnderTheSameSeq(t *testing.T) {
-	for _, typ := range []protocol.Type{protocol.TypeRegister, protocol.TypeRequestAlloc, protocol.TypeBatchDelete} {
+	for _, typ := range []protocol.Type{protocol.TypeBatchRegister, protocol.TypeRequestAlloc, protocol.TypeBatchDelete} {
 		t.Run(typ.String(), func(t *testing.T) {
 			f := newFake(t, 64*4096, 1)
 			c := f.open(t, nil)
@@ -353,10 +353,10 @@ func TestInterruptedStoreIsCanceledBeforeItsPageIsUsedAgain(t *testing.T) {
 			var first atomic.Bool
 			f.do(func() {
 				mute := func(h protocol.Header) bool {
-					return (h.Type == protocol.TypeRegister || h.Type == protocol.TypeCancel) && !open.Load()
+					return (h.Type == protocol.TypeBatchRegister || h.Type == protocol.TypeCancel) && !open.Load()
 				}
 				f.before = func(_ *fakeConn, h protocol.Header, _ []byte) *protocol.Error {
-					if mute(h) && (!applied || h.Type != protocol.TypeRegister || first.Swap(true)) {
+					if mute(h) && (!applied || h.Type != protocol.TypeBatchRegister || first.Swap(true)) {
 						return errSilent
 					}
 					return nil

@@ -274,10 +274,7 @@ func (op *storeOp) round(ctx context.Context, s *session) error {
 	}
 	err := op.fill(ctx, s)
 	if err == nil {
-		op.typ = protocol.TypeRegister
-		if len(op.req.Entries) > 1 {
-			op.typ = protocol.TypeBatchRegister
-		}
+		op.typ = protocol.TypeBatchRegister // also for one: only a batch tells the entry's code from the request's
 		if len(op.req.Entries) > 0 {
 			if err = c.mutate(ctx, s, op.typ, op, 0); err == nil {
 				err = op.outcome()

@@ -141,7 +141,7 @@ func (op *storeOp) register(ctx context.Context, a *Alloc) (PutResult, error) {
 		op.one[0].Attrs.describe(&e)
 		op.req.Context = op.one[0].Attrs.Context
 		op.req.Entries, op.entries = append(op.req.Entries[:0], e), append(op.entries[:0], 0)
-		op.typ = protocol.TypeRegister
+		op.typ = protocol.TypeBatchRegister
 		op.announce()
 		if err = c.mutate(ctx, a.s, op.typ, op, 0); err == nil {
 			err = op.outcome()
