@@ -24,3 +24,10 @@ func pause(ctx context.Context, d time.Duration) bool {
 		return false
 	}
 }
+
+// newTimer is a stopped timer.
+func newTimer() *time.Timer {
+	t := time.NewTimer(time.Hour) //nolint:forbidigo // see above
+	t.Stop()
+	return t
+}

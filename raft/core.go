@@ -1,6 +1,7 @@
 package raft
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -303,7 +304,7 @@ func (c *Core) hear(from uint64) {
 // notion forgets everybody once per timeout, for a round trip.
 func (c *Core) active(id uint64) bool {
 	at, ok := c.heard[id]
-	return id == c.cfg.ID || ok && c.ticks-at <= uint64(c.cfg.ElectionTicks)
+	return id == c.cfg.ID || ok && c.ticks-at <= uint64(c.cfg.ElectionTicks) //nolint:gosec // not negative
 }
 
 // campaignTransfer is the context of votes asked for in a transfer of leadership.
@@ -460,30 +461,52 @@ func (c *Core) Removed() bool { return c.removed }
 type raftLogger struct{ l *slog.Logger }
 
 func (r *raftLogger) log(level slog.Level, text func() string) {
-	if r.l.Enabled(nil, level) { //nolint:staticcheck // handlers that decide by context do not exist here
-		r.l.LogAttrs(nil, level, "raft", slog.String("text", text())) //nolint:staticcheck // as above
+	ctx := context.Background()
+	if r.l.Enabled(ctx, level) { // formatting costs more than the message is worth
+		r.l.LogAttrs(ctx, level, "raft", slog.String("text", text()))
 	}
+}
+
+func (r *raftLogger) logv(level slog.Level, v []any) {
+	r.log(level, func() string { return fmt.Sprint(v...) })
 }
 
 func (r *raftLogger) logf(level slog.Level, format string, v []any) {
 	r.log(level, func() string { return fmt.Sprintf(format, v...) })
 }
 
-func (r *raftLogger) Debug(v ...any) {
-	r.log(slog.LevelDebug, func() string { return fmt.Sprint(v...) })
-}
+// Debug implements raft.Logger.
+func (r *raftLogger) Debug(v ...any) { r.logv(slog.LevelDebug, v) }
+
+// Debugf implements raft.Logger.
 func (r *raftLogger) Debugf(f string, v ...any) { r.logf(slog.LevelDebug, f, v) }
-func (r *raftLogger) Info(v ...any)             { r.log(slog.LevelInfo, func() string { return fmt.Sprint(v...) }) }
-func (r *raftLogger) Infof(f string, v ...any)  { r.logf(slog.LevelInfo, f, v) }
-func (r *raftLogger) Warning(v ...any) {
-	r.log(slog.LevelWarn, func() string { return fmt.Sprint(v...) })
-}
+
+// Info implements raft.Logger.
+func (r *raftLogger) Info(v ...any) { r.logv(slog.LevelInfo, v) }
+
+// Infof implements raft.Logger.
+func (r *raftLogger) Infof(f string, v ...any) { r.logf(slog.LevelInfo, f, v) }
+
+// Warning implements raft.Logger.
+func (r *raftLogger) Warning(v ...any) { r.logv(slog.LevelWarn, v) }
+
+// Warningf implements raft.Logger.
 func (r *raftLogger) Warningf(f string, v ...any) { r.logf(slog.LevelWarn, f, v) }
-func (r *raftLogger) Error(v ...any) {
-	r.log(slog.LevelError, func() string { return fmt.Sprint(v...) })
-}
+
+// Error implements raft.Logger.
+func (r *raftLogger) Error(v ...any) { r.logv(slog.LevelError, v) }
+
+// Errorf implements raft.Logger.
 func (r *raftLogger) Errorf(f string, v ...any) { r.logf(slog.LevelError, f, v) }
-func (r *raftLogger) Fatal(v ...any)            { panic(fmt.Sprint(v...)) }
+
+// Fatal implements raft.Logger. It panics; guard catches that.
+func (r *raftLogger) Fatal(v ...any) { panic(fmt.Sprint(v...)) }
+
+// Fatalf implements raft.Logger. It panics; guard catches that.
 func (r *raftLogger) Fatalf(f string, v ...any) { panic(fmt.Sprintf(f, v...)) }
-func (r *raftLogger) Panic(v ...any)            { panic(fmt.Sprint(v...)) }
+
+// Panic implements raft.Logger. Guard catches it.
+func (r *raftLogger) Panic(v ...any) { panic(fmt.Sprint(v...)) }
+
+// Panicf implements raft.Logger. Guard catches it.
 func (r *raftLogger) Panicf(f string, v ...any) { panic(fmt.Sprintf(f, v...)) }

@@ -70,7 +70,7 @@ func (c *Core) noteState(rd *etcdraft.Ready, r *round) {
 		c.soft = *rd.SoftState
 	}
 	if rd.HardState != nil {
-		c.term = rd.HardState.GetTerm()
+		c.term = rd.GetTerm()
 	}
 	lead := uint64(0)
 	if c.soft.RaftState == etcdraft.StateLeader {
@@ -256,7 +256,7 @@ func (c *Core) applyConf(e *pb.Entry) error {
 		}
 	case pb.EntryConfChangeV2:
 		return fmt.Errorf("raft: entry %d is a joint membership change, which this release never proposes", index)
-	default:
+	case pb.EntryNormal:
 		if !waiting {
 			return nil
 		}

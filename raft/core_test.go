@@ -3,6 +3,7 @@ package raft
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -51,7 +52,7 @@ func TestProposeTellsIndexAndTerm(t *testing.T) {
 func TestThreeMembersReplicate(t *testing.T) {
 	s := newSim(t, 1, 2, 3)
 	for i := range 200 {
-		require.NoError(t, s.put(fmt.Sprint("k", i), fmt.Sprint(i)))
+		require.NoError(t, s.put(fmt.Sprint("k", i), strconv.Itoa(i)))
 		if i%10 == 0 {
 			s.settle()
 		}
@@ -95,11 +96,11 @@ func TestBusyWhenTooMuchIsUncommitted(t *testing.T) {
 // and requires every acknowledged key afterwards.
 func TestPowerLossKeepsAcknowledged(t *testing.T) {
 	for _, unsynced := range []int{0, 50, 100} {
-		t.Run(fmt.Sprint(unsynced), func(t *testing.T) {
+		t.Run(strconv.Itoa(unsynced), func(t *testing.T) {
 			s := newSim(t, 1, 2, 3)
 			s.drop, s.keep = 0.05, 50
 			for i := range 300 {
-				_ = s.put(fmt.Sprint("k", i), fmt.Sprint(i)) // a refusal is allowed, a loss is not
+				_ = s.put(fmt.Sprint("k", i), strconv.Itoa(i)) // a refusal is allowed, a loss is not
 				switch s.rng.IntN(6) {
 				case 0:
 					s.tick(1)
@@ -184,7 +185,7 @@ func TestLaggingMemberGetsASnapshot(t *testing.T) {
 	slow := s.nodes[1+lead.id%3]
 	s.cut = func(from, to uint64) bool { return from == slow.id || to == slow.id }
 	for i := range 500 {
-		require.NoError(t, s.put(fmt.Sprint("k", i), fmt.Sprint(i)))
+		require.NoError(t, s.put(fmt.Sprint("k", i), strconv.Itoa(i)))
 		s.settle()
 	}
 	require.NoError(t, lead.core.Flush())

@@ -34,7 +34,7 @@ var errFrame = errors.New("raft: malformed frame from the network; is the peer a
 
 // appendFrame adds a frame to b.
 func appendFrame(b []byte, typ byte, payload []byte) []byte {
-	b = binary.BigEndian.AppendUint32(b, uint32(len(payload)))
+	b = binary.BigEndian.AppendUint32(b, uint32(len(payload))) //nolint:gosec // at most frameMax
 	b = binary.BigEndian.AppendUint32(b, crc32.Update(crc32.Checksum([]byte{typ}, castagnoli), castagnoli, payload))
 	return append(append(b, typ), payload...)
 }
@@ -72,7 +72,7 @@ func readFrame(r io.Reader, buf []byte) (typ byte, payload, reuse []byte, err er
 func appendMessage(b []byte, m *pb.Message) ([]byte, error) {
 	opt := proto.MarshalOptions{}
 	size := opt.Size(m)
-	b = binary.AppendUvarint(b, uint64(size))
+	b = binary.AppendUvarint(b, uint64(size)) //nolint:gosec // not negative
 	out, err := opt.MarshalAppend(b, m)
 	if err != nil {
 		return b, fmt.Errorf("raft: encode a message: %w", err)
@@ -84,17 +84,17 @@ func appendMessage(b []byte, m *pb.Message) ([]byte, error) {
 func splitMessages(payload []byte, fn func(*pb.Message) error) error {
 	for len(payload) > 0 {
 		n, w := binary.Uvarint(payload)
-		if w <= 0 || n > uint64(len(payload)-w) {
+		if w <= 0 || n > uint64(len(payload)-w) { //nolint:gosec // not negative
 			return fmt.Errorf("%w: a message is cut off", errFrame)
 		}
-		m, err := decodeMessage(payload[w : w+int(n)])
+		m, err := decodeMessage(payload[w : w+int(n)]) //nolint:gosec // at most len(payload)
 		if err != nil {
 			return fmt.Errorf("%w: %w", errFrame, err)
 		}
 		if err := fn(m); err != nil {
 			return err
 		}
-		payload = payload[w+int(n):]
+		payload = payload[w+int(n):] //nolint:gosec // as above
 	}
 	return nil
 }

@@ -87,7 +87,7 @@ func putEntry(b *pebble.Batch, e *pb.Entry, prev uint64) uint64 {
 	binary.BigEndian.PutUint64(op.Key[1:], e.GetIndex())
 	v := op.Value
 	binary.BigEndian.PutUint64(v[12:], e.GetTerm())
-	v[20] = byte(e.GetType())
+	v[20] = byte(e.GetType()) //nolint:gosec // three types exist
 	copy(v[entryHeader:], data)
 	chain := chainOf(prev, e.GetIndex(), v[12:])
 	binary.BigEndian.PutUint64(v[4:], chain)
@@ -373,7 +373,7 @@ func (l *logStore) Entries(lo, hi, maxSize uint64) ([]*pb.Entry, error) {
 	}
 	cached := l.cache[lo-(l.last+1-uint64(len(l.cache))):]
 	for _, e := range cached[:hi-lo] {
-		size += uint64(proto.Size(e))
+		size += uint64(proto.Size(e)) //nolint:gosec // not negative
 		if size > maxSize && len(out) > 0 {
 			break
 		}
@@ -409,7 +409,7 @@ func (l *logStore) readEntries(lo, hi, maxSize uint64) (out []*pb.Entry, size ui
 		if err != nil {
 			return nil, 0, err
 		}
-		size += uint64(proto.Size(e))
+		size += uint64(proto.Size(e)) //nolint:gosec // not negative
 		if size > maxSize && len(out) > 0 {
 			break
 		}
@@ -474,7 +474,7 @@ func (l *logStore) snapshotAt(index uint64) (*pb.Snapshot, error) {
 // log so that at most keepEntries and keepBytes stay behind it, never above
 // hold. The deletion lies behind the flushed batch in the same write-ahead log,
 // so no crash can keep the one without the other.
-func (l *logStore) flushed(index uint64, keepEntries, keepBytes, hold uint64) error {
+func (l *logStore) flushed(index, keepEntries, keepBytes, hold uint64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if index > l.last {

@@ -39,11 +39,34 @@ func (h *histogram) snapshot() (s Histogram) {
 	return s
 }
 
+// latencySample times one proposal at a time: reading the clock for each would cost
+// more than the rest of Propose.
+type latencySample struct {
+	index atomic.Uint64 // being timed, 0 if none
+	at    atomic.Int64
+}
+
+// start times the proposal at index unless another is being timed.
+func (l *latencySample) start(index uint64, now func() int64) {
+	if l.index.Load() == 0 {
+		l.at.Store(now())
+		l.index.CompareAndSwap(0, index)
+	}
+}
+
+// end ends the timing once everything up to applied is applied.
+func (l *latencySample) end(applied uint64, now func() int64, h *histogram) {
+	if i := l.index.Load(); i != 0 && i <= applied {
+		h.observe(now() - l.at.Load())
+		l.index.Store(0)
+	}
+}
+
 type nodeStats struct {
 	proposals, readRounds          atomic.Uint64
 	ticksDropped                   atomic.Uint64
 	snapshotsSent, snapshotsFailed atomic.Uint64
-	syncs                          histogram
+	syncs, applies                 histogram
 }
 
 // StoreMetrics is what a Store counts.
@@ -95,6 +118,8 @@ type NodeMetrics struct {
 	ApplyQueue int
 	// LogSync is the time to write and sync one batch of the log.
 	LogSync Histogram
+	// ProposeApply is the time from a proposal to its application here, of one proposal at a time.
+	ProposeApply Histogram
 	// Store's own.
 	Store StoreMetrics
 }
@@ -110,6 +135,7 @@ func (n *Node) Metrics() NodeMetrics {
 		SnapshotsFailed: n.stats.snapshotsFailed.Load(),
 		ApplyQueue:      n.queue.len(),
 		LogSync:         n.stats.syncs.snapshot(),
+		ProposeApply:    n.stats.applies.snapshot(),
 		Store:           n.cfg.Store.Metrics(),
 	}
 }

@@ -438,7 +438,7 @@ func TestHostileConnections(t *testing.T) {
 func TestConnectionLimit(t *testing.T) {
 	nodes := startCluster(t, 1)
 	lead := leaderOf(t, nodes)
-	var conns []net.Conn
+	conns := make([]net.Conn, 0, maxConns+20)
 	defer func() {
 		for _, c := range conns {
 			_ = c.Close() // the test is over
@@ -456,19 +456,19 @@ func TestConnectionLimit(t *testing.T) {
 	require.False(t, errors.As(err, &timeout) && timeout.Timeout(), "connections above the limit are closed")
 }
 
-func sampleSnapshot(t testing.TB, records int) []byte {
-	t.Helper()
+func sampleSnapshot(tb testing.TB, records int) []byte {
+	tb.Helper()
 	var buf bytes.Buffer
 	m := &manifest{
 		Version: snapFormatVersion, Cluster: 7, Index: 10, Term: 2,
 		Conf: &conf{Index: 1, Members: simMembers(1, 2)},
 	}
 	w, err := newSnapWriter(&buf, m)
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	for i := range records {
-		require.NoError(t, w.add(fmt.Appendf(nil, "k%06d", i), bytes.Repeat([]byte{byte(i)}, i%300)))
+		require.NoError(tb, w.add(fmt.Appendf(nil, "k%06d", i), bytes.Repeat([]byte{byte(i)}, i%300)))
 	}
-	require.NoError(t, w.finish())
+	require.NoError(tb, w.finish())
 	return buf.Bytes()
 }
 

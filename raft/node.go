@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,10 +22,12 @@ const (
 	spaceTicks        = 5 // free space is measured every half second: at 300 MB/s that is 150 MB, below the minimum
 	// witnessInterval bounds how long entries under load are durable before the witness knows of them.
 	witnessInterval = 50 * time.Millisecond
-	// gatherMax bounds the pause before a sync, on slow disks too; gatherCalm is how long nobody must have come.
-	gatherMax   = 500 * time.Microsecond
-	gatherCalm  = 50 * time.Microsecond
-	gatherSpins = 10000
+	// slowSync is the average log sync above which a leader hands over: several times that of a spinning disk.
+	// slowMoves is the least time between two attempts.
+	slowSync  = 50 * time.Millisecond
+	slowMoves = time.Minute
+	// gatherMax bounds the pause before a sync, on slow disks too.
+	gatherMax = 500 * time.Microsecond
 	// stallLimit is how long a log write may take before the member stops itself: long past every election, so that
 	// the cluster went on without it, and short of what an operator would notice first.
 	stallLimit = 20 * time.Second
@@ -106,19 +107,23 @@ type Node struct {
 	ctx      context.Context // ends with done; for snapshot streams
 	cancel   context.CancelFunc
 
-	leader   atomic.Uint64
-	leads    atomic.Bool
-	solo     atomic.Bool // sole voter, leading, ready: no round is needed
-	expelled atomic.Bool
-	writing  atomic.Int64 // boottime at which the log write in progress began, 0 if none
-	polling  atomic.Bool
-	ticks    broadcast
-	applied  broadcast
-	stats    nodeStats
+	leader    atomic.Uint64
+	leads     atomic.Bool
+	solo      atomic.Bool  // sole voter, leading, ready: no round is needed
+	writing   atomic.Int64 // boottime at which the log write in progress began, 0 if none
+	polling   atomic.Bool
+	syncNanos atomic.Int64 // moving average of a log sync
+	sample    latencySample
+	ticks     broadcast
+	applied   broadcast
+	stats     nodeStats
+	expected  atomic.Uint64 // number of proposals that gather waits for, 0 if it does not
+	gathered  chan struct{}
 
-	// The loop's own.
-	witnessAt int64
-	syncNanos int64 // moving average of a log sync
+	gatherTimer *time.Timer // the loop's own, as the next
+	witnessAt   int64
+	slowTicks   int // the tick loop's own, as the next
+	movedAt     int
 }
 
 // StartNode starts a member.
@@ -134,8 +139,9 @@ func StartNode(cfg NodeConfig) (*Node, error) {
 	}
 	n := &Node{
 		cfg: cfg, wake: make(chan struct{}, 1), tickc: make(chan struct{}, 1), done: make(chan struct{}),
-		sending: map[uint64]bool{},
+		sending: map[uint64]bool{}, gathered: make(chan struct{}, 1),
 	}
+	n.gatherTimer = newTimer()
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.queue.init()
 	onMembers := cfg.Core.OnMembers
@@ -208,10 +214,31 @@ func (n *Node) tickLoop() {
 				n.polling.Store(false)
 			}()
 		}
+		n.watchSpeed(count)
 		if count%n.cfg.FlushTicks == n.cfg.FlushTicks-1 {
 			n.queue.flush()
 		}
 	}
+}
+
+// watchSpeed hands leadership over when this member's disk has been slow for an
+// election timeout: every write of the cluster waits for the leader's disk, and for
+// the faster half of the others'. Not often, as all disks may be slow.
+func (n *Node) watchSpeed(count int) {
+	if !n.leads.Load() || n.solo.Load() || n.syncNanos.Load() < int64(slowSync) {
+		n.slowTicks = 0
+		return
+	}
+	n.slowTicks++
+	if n.slowTicks < n.core.cfg.ElectionTicks || n.movedAt != 0 && time.Duration(count-n.movedAt)*n.cfg.Tick < slowMoves {
+		return
+	}
+	n.slowTicks, n.movedAt = 0, count
+	n.wg.Go(func() {
+		err := n.TransferLeadership(n.ctx, 0)
+		n.cfg.Core.logger().Warn("handing leadership over, the log's disk is slow",
+			slog.Duration("sync_duration", time.Duration(n.syncNanos.Load())), slog.Any("error", err))
+	})
 }
 
 // loop is the goroutine that drives raft.
@@ -256,22 +283,27 @@ func (n *Node) tick() {
 // gather lets callers whose proposals were just committed join the next sync. They
 // are woken by the apply goroutine, and without this pause half of them would miss
 // the sync that starts now and half the next: twice as many syncs for the same work.
-// It ends when nobody new has come for a moment, and after half the time of a sync,
-// so that it cannot cost more than it may save.
-func (n *Node) gather() {
-	start := n.cfg.Boottime()
-	limit := start + min(n.syncNanos/2, int64(gatherMax))
-	seen, calm := n.stats.proposals.Load(), start
-	now := start
-	for i := 0; now < limit && i < gatherSpins; i++ { // counted, lest a clock that stands still hangs the loop
-		runtime.Gosched()
-		now = n.cfg.Boottime()
-		if p := n.stats.proposals.Load(); p != seen || !n.queue.idle() {
-			seen, calm = p, now
-		} else if now-calm > int64(gatherCalm) {
-			return
-		}
+// It ends when as many have come as were committed, or after half the time of a
+// sync, so that it cannot cost more than it may save.
+func (n *Node) gather(committed int, before uint64) {
+	limit := min(time.Duration(n.syncNanos.Load()/2), gatherMax)
+	want := before + uint64(committed) //nolint:gosec // not negative
+	select {                           // of an earlier wait
+	case <-n.gathered:
+	default:
 	}
+	n.expected.Store(want)
+	defer n.expected.Store(0)
+	if n.stats.proposals.Load() >= want || limit <= 0 {
+		return
+	}
+	n.gatherTimer.Reset(limit)
+	select {
+	case <-n.gathered:
+	case <-n.gatherTimer.C:
+	case <-n.done:
+	}
+	n.gatherTimer.Stop()
 }
 
 // take begins a round, sends what may be sent and hands over what may be applied,
@@ -297,13 +329,14 @@ func (n *Node) take() (*round, error) {
 
 // round handles one Ready, or two with one sync.
 func (n *Node) round() (more bool, err error) {
+	before := n.stats.proposals.Load()
 	r, err := n.take()
 	if err != nil || r == nil {
 		return false, errors.Join(err, n.syncWitness())
 	}
 	var next *round
 	if r.apply != nil && r.spool == nil && n.leads.Load() {
-		n.gather()
+		n.gather(len(r.apply.GetEntries()), before)
 		if next, err = n.take(); err != nil {
 			return false, err
 		}
@@ -340,9 +373,9 @@ func (n *Node) write(r, next *round) error {
 	sync := r.sync
 	if next != nil {
 		sync = r.sync || next.sync
-		merged := next.append != nil && next.spool == nil
-		r.sync = r.sync && !merged
-		next.sync = sync && merged
+		if next.append != nil && next.spool == nil { // one sync for both
+			r.sync, next.sync = false, sync
+		}
 	}
 	if err := n.core.persist(r); err != nil {
 		return err
@@ -355,7 +388,8 @@ func (n *Node) write(r, next *round) error {
 	if sync {
 		took := n.cfg.Boottime() - start
 		n.stats.syncs.observe(took)
-		n.syncNanos += (took - n.syncNanos) / 8
+		avg := n.syncNanos.Load()
+		n.syncNanos.Store(avg + (took-avg)/8)
 	}
 	return nil
 }
@@ -468,10 +502,11 @@ func (n *Node) Stop(ctx context.Context) error {
 
 // finalFlush saves a restart the replay. Nothing else runs any more.
 func (c *Core) finalFlush() error {
-	if c.err != nil || c.store.health.failed.Load() || c.store.health.critical.Load() {
-		return nil // the log has everything
+	able := c.err == nil && !c.store.health.failed.Load() && !c.store.health.critical.Load()
+	if able {
+		return c.Flush()
 	}
-	return c.Flush()
+	return nil // the log has everything
 }
 
 // Propose appends data to the leader's log, as Core.Propose does.
@@ -485,7 +520,13 @@ func (n *Node) Propose(data []byte) (index, term uint64, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	n.stats.proposals.Add(1)
+	if n.stats.proposals.Add(1) == n.expected.Load() {
+		select {
+		case n.gathered <- struct{}{}:
+		default:
+		}
+	}
+	n.sample.start(index, n.cfg.Boottime)
 	n.poke()
 	return index, term, nil
 }

@@ -20,8 +20,7 @@ type applyQueue struct {
 	mu     sync.Mutex
 	cond   *sync.Cond
 	items  []applyItem
-	due    bool         // a flush
-	busy   atomic.Int64 // items pushed and not yet done
+	due    bool // a flush
 	closed bool
 }
 
@@ -35,13 +34,9 @@ func (q *applyQueue) push(it applyItem) bool {
 		return false
 	}
 	q.items = append(q.items, it)
-	q.busy.Add(1)
 	q.cond.Signal()
 	return true
 }
-
-// idle says that everything pushed was done.
-func (q *applyQueue) idle() bool { return q.busy.Load() == 0 }
 
 func (q *applyQueue) flush() {
 	q.mu.Lock()
@@ -105,8 +100,8 @@ func (n *Node) applyLoop() {
 func (n *Node) applyItems(items []applyItem) error {
 	pending := 0
 	report := func(upto int) error {
-		n.queue.busy.Add(int64(pending - upto))
 		n.applied.signal()
+		n.sample.end(n.Applied(), n.cfg.Boottime, &n.stats.applies)
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		for _, it := range items[pending:upto] {

@@ -87,7 +87,7 @@ func (n *Node) mayChange(typ pb.ConfChangeType, m Member) error {
 		if old != nil && !old.Learner && (voters == 0 || active <= voters/2) {
 			return ErrQuorumLoss
 		}
-	default:
+	case pb.ConfChangeAddLearnerNode, pb.ConfChangeUpdateNode:
 	}
 	return nil
 }

@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	pb "go.etcd.io/raft/v3/raftpb"
 	"go.uber.org/goleak"
 )
 
@@ -28,14 +28,12 @@ type testNode struct {
 	waiters waiters
 	stopped chan error
 	leads   chan bool
-	block   *blocker
 }
 
 // waiters resolves proposals when they are applied.
 type waiters struct {
 	mu sync.Mutex
 	m  map[uint64]waiter
-	at uint64
 	// terms of recent entries, for proposals that are applied before they are waited for
 	recent map[uint64]uint64
 }
@@ -69,27 +67,16 @@ func (w *waiters) wait(index, term uint64, ch chan bool) {
 
 const testTick = 20 * time.Millisecond
 
-// blocker cuts connections at a listener and dialler.
-type blocker struct {
-	mu  sync.Mutex
-	cut map[string]bool
-}
-
-func (b *blocker) set(addr string, cut bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.cut[addr] = cut
-}
-
 func startCluster(t *testing.T, ids ...uint64) []*testNode {
-	var nodes []*testNode
-	var members []Member
-	var ls []net.Listener
+	t.Helper()
+	nodes := make([]*testNode, 0, len(ids))
+	members := make([]Member, 0, len(ids))
+	ls := make([]net.Listener, 0, len(ids))
 	for _, id := range ids {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
 		ls = append(ls, l)
-		n := &testNode{id: id, dir: filepath.Join(t.TempDir(), fmt.Sprint(id)), addr: l.Addr().String()}
+		n := &testNode{id: id, dir: filepath.Join(t.TempDir(), strconv.FormatUint(id, 10)), addr: l.Addr().String()}
 		nodes = append(nodes, n)
 		members = append(members, Member{ID: id, Addr: n.addr})
 	}
@@ -127,11 +114,11 @@ func (n *testNode) start(t *testing.T, l net.Listener) {
 	var err error
 	n.node, err = StartNode(NodeConfig{
 		Core: CoreConfig{
-			ID: n.id, ClusterID: 7, Machine: n.kv, Logger: testLogger().With("node", n.id),
+			ID: n.id, ClusterID: 7, Machine: n.kv, Logger: testLogger(),
 			OnLeadership: func(is bool, _ uint64) { n.leads <- is },
 		},
 		Store: n.store, Tick: testTick,
-		Transport: NewTCP(TCPConfig{ClusterID: 7, ID: n.id, Listener: l, Addr: n.addr, Logger: testLogger().With("node", n.id)}),
+		Transport: NewTCP(TCPConfig{ClusterID: 7, ID: n.id, Listener: l, Addr: n.addr, Logger: testLogger()}),
 		OnStop:    func(err error) { n.stopped <- err },
 	})
 	require.NoError(t, err)
@@ -303,7 +290,7 @@ func TestSnapshotSaveAndRestore(t *testing.T) {
 	ctx := within(t, 60*time.Second)
 	lead := leaderOf(t, nodes)
 	for i := range 100 {
-		_, err := lead.put(ctx, fmt.Sprint("k", i), fmt.Sprint(i))
+		_, err := lead.put(ctx, fmt.Sprint("k", i), strconv.Itoa(i))
 		require.NoError(t, err)
 	}
 	var buf bytes.Buffer
@@ -339,5 +326,3 @@ func TestSnapshotSaveAndRestore(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, ok)
 }
-
-var _ = pb.MsgApp

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"os"
@@ -19,7 +18,7 @@ import (
 // sim is a cluster of Cores in one goroutine, on crashable disks, with a network
 // that loses what the test wants lost.
 type sim struct {
-	t       testing.TB
+	t       *testing.T
 	rng     *rand.Rand
 	nodes   map[uint64]*simNode
 	msgs    []simMsg
@@ -63,7 +62,8 @@ func testStoreOptions(fs vfs.FS) StoreOptions {
 	}
 }
 
-func newSim(t testing.TB, ids ...uint64) *sim {
+func newSim(t *testing.T, ids ...uint64) *sim {
+	t.Helper()
 	seed := uint64(len(t.Name()))
 	s := &sim{
 		t: t, rng: rand.New(rand.NewPCG(seed, 1)), nodes: map[uint64]*simNode{}, cluster: 7,
@@ -283,5 +283,3 @@ func (s *sim) agree() {
 		require.Equal(s.t, v, lead.kv.kv[k], "acknowledged key %s", k)
 	}
 }
-
-var _ io.Reader = (*bytes.Reader)(nil)

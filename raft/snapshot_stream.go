@@ -102,7 +102,7 @@ const snapBuffer = 256 << 10
 func (s *snapWriter) frame(typ byte, payload []byte) (crc uint32, err error) {
 	crc = crc32.Update(crc32.Checksum([]byte{typ}, castagnoli), castagnoli, payload)
 	var head [9]byte
-	binary.BigEndian.PutUint32(head[:], uint32(len(payload)))
+	binary.BigEndian.PutUint32(head[:], uint32(len(payload))) //nolint:gosec // at most snapMaxFrame
 	binary.BigEndian.PutUint32(head[4:], crc)
 	head[8] = typ
 	_, err = s.w.Write(head[:])
@@ -125,8 +125,8 @@ func (s *snapWriter) add(key, value []byte) error {
 			return err
 		}
 	}
-	s.raw = binary.BigEndian.AppendUint32(s.raw, uint32(len(key)))
-	s.raw = binary.BigEndian.AppendUint32(s.raw, uint32(len(value)))
+	s.raw = binary.BigEndian.AppendUint32(s.raw, uint32(len(key)))   //nolint:gosec // at most snapMaxRecord
+	s.raw = binary.BigEndian.AppendUint32(s.raw, uint32(len(value))) //nolint:gosec // as above
 	s.raw = append(append(s.raw, key...), value...)
 	s.records++
 	s.bytes += uint64(len(key) + len(value))
@@ -137,7 +137,7 @@ func (s *snapWriter) flush() error {
 	if len(s.raw) == 0 {
 		return nil
 	}
-	s.out = binary.BigEndian.AppendUint32(s.out[:0], uint32(len(s.raw)))
+	s.out = binary.BigEndian.AppendUint32(s.out[:0], uint32(len(s.raw))) //nolint:gosec // at most snapMaxRaw
 	s.out = s.enc.EncodeAll(s.raw, s.out)
 	s.raw = s.raw[:0]
 	crc, err := s.frame(snapChunk, s.out)

@@ -553,12 +553,10 @@ func (p *peer) run() {
 // nothing after its reply, so that whatever can be read means that it is gone.
 func (p *peer) send(c net.Conn) error {
 	gone := make(chan struct{})
-	p.t.wg.Add(1)
-	go func() {
-		defer p.t.wg.Done()
+	p.t.wg.Go(func() {
 		defer close(gone)
 		_, _ = c.Read(make([]byte, 1)) // returns when either end closes
-	}()
+	})
 	idle := time.NewTicker(keepAlive) //nolint:forbidigo // the network's own clock, see clock.go
 	defer idle.Stop()
 	var buf []queued
