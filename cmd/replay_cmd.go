@@ -47,6 +47,7 @@ type replayCmd struct {
 const (
 	maxReplayRegion = 64 << 20
 	regionsPerShare = 8 // so that clients can shift space among each other
+	deviceUnit      = 64 << 10
 )
 
 // Run implements the command.
@@ -117,6 +118,10 @@ func (r *replayCmd) startServer(cfg *replay.Config, logger *slog.Logger) (stop f
 	size := r.Pool
 	if r.Pages > 0 {
 		size = cxl.HeaderSpan + server.Size(r.Pages)*r.Page //nolint:gosec // not negative
+		if size%deviceUnit != 0 {
+			return nil, errors.Join(usageError(fmt.Errorf("replay: %d pages of %v are no multiple of %v, which a device is; choose another number",
+				r.Pages, r.Page, server.Size(deviceUnit))), removeIf(temporary, dir))
+		}
 	}
 	device := server.DeviceConfig{Path: poolFile(dir, temporary), Size: size}
 	sc.Pool = []server.DeviceConfig{device}
@@ -126,10 +131,7 @@ func (r *replayCmd) startServer(cfg *replay.Config, logger *slog.Logger) (stop f
 	}
 	sc.RegionSize = server.Size(cfg.RegionSize)
 	remove := func() error {
-		if !temporary {
-			return nil
-		}
-		return errors.Join(os.RemoveAll(dir), os.RemoveAll(device.Path))
+		return errors.Join(removeIf(temporary, dir), removeIf(temporary, device.Path))
 	}
 	if err := errors.Join(sc.Complete(), sc.Validate()); err != nil {
 		return nil, errors.Join(usageError(err), remove())
@@ -144,6 +146,14 @@ func (r *replayCmd) startServer(cfg *replay.Config, logger *slog.Logger) (stop f
 		return phases(status.Stats.Evictions[:]), nil
 	}
 	return func() error { return errors.Join(stopServer(s, nil, &sc), remove()) }, nil
+}
+
+// removeIf removes a directory if it is temporary.
+func removeIf(temporary bool, dir string) error {
+	if !temporary {
+		return nil
+	}
+	return os.RemoveAll(dir) //nolint:wrapcheck // names the path
 }
 
 // poolFile is where the pool of a server started for a replay lies: in memory where there is /dev/shm, under a name

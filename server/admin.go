@@ -22,15 +22,16 @@ import (
 
 // Limits of the admin listener. It serves a few people and scrapers, so they are small.
 const (
-	adminConcurrency  = 64               // requests at once; more are told to come back
-	adminConnsPerIP   = 64               // so that one runaway script cannot take all of them
-	adminBody         = 8 << 20          // a request to pin protocol.MaxBatch keys of the longest kind, hexadecimal
-	adminHeader       = 16 << 10         // request line and headers; a key prefix is part of the line
-	adminReadTimeout  = 10 * time.Second // to send a request
-	adminWriteTimeout = time.Minute      // to take a reply
-	adminIdleTimeout  = 2 * time.Minute  // above the usual scrape interval
-	adminTimeout      = 30 * time.Second // for a request to be decided
-	adminLongTimeout  = time.Hour        // for a deep check or a snapshot
+	adminConcurrency  = 64                     // requests at once; more are told to come back
+	adminConnsPerIP   = 64                     // so that one runaway script cannot take all of them
+	adminBody         = 8 << 20                // a request to pin protocol.MaxBatch keys of the longest kind, hexadecimal
+	adminHeader       = 16 << 10               // request line and headers; a key prefix is part of the line
+	adminReadTimeout  = 10 * time.Second       // to send a request
+	adminWriteTimeout = time.Minute            // to take a reply
+	adminIdleTimeout  = 2 * time.Minute        // above the usual scrape interval
+	adminIdleWorker   = 100 * time.Millisecond // a goroutine is kept without work, and so the longest that one outlives Stop
+	adminTimeout      = 30 * time.Second       // for a request to be decided
+	adminLongTimeout  = time.Hour              // for a deep check or a snapshot
 )
 
 // Admin is the HTTP listener for operators and scrapers. See [adminRoutes] for what it serves.
@@ -60,7 +61,7 @@ func StartAdmin(s *Server, logger *slog.Logger) (*Admin, error) {
 	a := newAdmin(s, string(cfg.AdminToken), logger)
 	a.listener = listener
 	a.done.Go(func() {
-		if err := a.http.Serve(listener); err != nil {
+		if err := a.http.Serve(listener); err != nil && a.base.Err() == nil {
 			logger.LogAttrs(a.base, slog.LevelError, "admin listener ended", slog.Any("error", err))
 		}
 	})
@@ -73,6 +74,7 @@ func newAdmin(s *Server, token string, logger *slog.Logger) *Admin {
 	a.base, a.cancel = context.WithCancel(context.Background())
 	a.http = &fasthttp.Server{
 		Handler:               a.serve,
+		ErrorHandler:          refuse,
 		Name:                  "larder",
 		Concurrency:           adminConcurrency,
 		MaxConnsPerIP:         adminConnsPerIP,
@@ -81,6 +83,7 @@ func newAdmin(s *Server, token string, logger *slog.Logger) *Admin {
 		ReadTimeout:           adminReadTimeout,
 		WriteTimeout:          adminWriteTimeout,
 		IdleTimeout:           adminIdleTimeout,
+		MaxIdleWorkerDuration: adminIdleWorker,
 		CloseOnShutdown:       true,
 		NoDefaultServerHeader: true,
 		NoDefaultContentType:  true,
@@ -88,6 +91,21 @@ func newAdmin(s *Server, token string, logger *slog.Logger) *Admin {
 		Logger:                httpLogger{logger},
 	}
 	return a
+}
+
+// refuse answers what is not a request that the handler could be given.
+func refuse(c *fasthttp.RequestCtx, err error) {
+	status := fasthttp.StatusBadRequest
+	var timeout net.Error
+	switch _, long := errors.AsType[*fasthttp.ErrSmallBuffer](err); {
+	case long:
+		status = fasthttp.StatusRequestHeaderFieldsTooLarge
+	case errors.Is(err, fasthttp.ErrBodyTooLarge):
+		status = fasthttp.StatusRequestEntityTooLarge
+	case errors.As(err, &timeout) && timeout.Timeout():
+		status = fasthttp.StatusRequestTimeout
+	}
+	writeError(c, status, badRequest("not a request that larder takes: %s", fasthttp.StatusMessage(status)))
 }
 
 // httpLogger passes fasthttp's complaints about connections on.
@@ -113,7 +131,12 @@ func (a *Admin) Stop(ctx context.Context) error {
 		return nil
 	}
 	a.cancel()
+	// Shutdown alone does nothing if Serve has not run yet; on a closed listener Serve then ends by itself.
+	a.listener.Close() //nolint:errcheck,gosec // a second closing, by Shutdown or by a second Stop, does not matter
 	err := a.http.ShutdownWithContext(ctx)
+	if errors.Is(err, net.ErrClosed) {
+		err = nil
+	}
 	a.done.Wait()
 	if err != nil {
 		return fmt.Errorf("admin: stop: %w", err)

@@ -190,7 +190,7 @@ func (c *Config) checkPool(p *problems) {
 			"pool: %s: coherence %q is none of hardware, none", clip(d.Path), clip(d.Coherence))
 		p.check(d.Size == 0 || d.Size >= poolAlign+meta.MinPageSize,
 			"pool: %s: %v is too small: the header alone takes 2MiB", clip(d.Path), d.Size)
-		p.check(d.Size%meta.MinPageSize == 0, "pool: %s: %v is not a multiple of 4KiB", clip(d.Path), d.Size)
+		p.check(d.Size%poolUnit == 0, "pool: %s: size %v is not a multiple of %v", clip(d.Path), d.Size, Size(poolUnit))
 	}
 }
 

@@ -245,7 +245,8 @@ const (
 	shmDir         = "/dev/shm"
 	maxDefaultPool = 1 << 30
 	minDefaultPool = 16 << 20
-	poolAlign      = 2 << 20 // a huge page
+	poolAlign      = 2 << 20  // a huge page
+	poolUnit       = 64 << 10 // what cxl.Format takes: a multiple of every host's page
 )
 
 // completeDevice gives a device that names no path a file in /dev/shm, or in the data directory where there is none,
