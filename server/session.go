@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -222,7 +223,7 @@ func (m *Master) openSession(
 		Instance: req.InstanceID, Tenant: req.Tenant, TTLMS: uint64(ttl / time.Millisecond), //nolint:gosec // positive
 		Features: req.Features & features, Secret: m.cfg.Random() | 1, Replaces: meta.SessionID(req.Replaces),
 		Process: meta.Process{
-			BootID: req.BootID, PIDNamespace: req.PIDNamespace, PID: req.PID, Start: req.PIDStart,
+			BootID: bootID(req.BootID), PIDNamespace: req.PIDNamespace, PID: req.PID, Start: req.PIDStart,
 		},
 	}
 	m.state.RLock()
@@ -296,9 +297,15 @@ func (m *Master) closeSession(s *session, fenced bool) {
 		return
 	}
 	s.closing = true
-	err := m.do(&meta.CloseSession{ID: s.id, Fenced: fenced}, nil)
+	err := m.do(&meta.CloseSession{ID: s.id, Fenced: fenced}, func(code protocol.Code, _ []byte) {
+		if code != protocol.CodeOK {
+			m.mu.Lock()
+			s.closing = false // the housekeeping tries again
+			m.mu.Unlock()
+		}
+	})
 	if err != nil {
-		s.closing = false // the housekeeping tries again
+		s.closing = false // as above
 		return
 	}
 	if fenced {
@@ -335,3 +342,6 @@ func (m *Master) opened(r *request, result []byte) *protocol.HandshakeReply {
 	m.mu.Unlock()
 	return m.welcome(&info, r.handshake.features, false)
 }
+
+// bootID brings a client's boot id, which the kernel writes with dashes, into this package's form.
+func bootID(text string) string { return strings.ToLower(strings.ReplaceAll(text, "-", "")) }
