@@ -444,8 +444,9 @@ func (c *Client) addRegion(s *session, given *protocol.Region) error {
 	return nil
 }
 
-// deviceWait bounds the wait for a device's header to show the generation that its master has committed to.
-const deviceWait = 2 * time.Second
+// deviceWait bounds the wait for a device's header to show the generation that its master has committed to. It leaves
+// room for that master's death in between, and its successor's formatting a large device.
+const deviceWait = 10 * time.Second
 
 // patientDevice returns the device of a region that was given. A master writes a new generation to the log first and
 // to the header then, so that for a moment the device may seem to be another.
