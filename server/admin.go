@@ -86,6 +86,7 @@ func newAdmin(s *Server, token string, logger *slog.Logger) *Admin {
 		MaxIdleWorkerDuration: adminIdleWorker,
 		CloseOnShutdown:       true,
 		NoDefaultServerHeader: true,
+		NoDefaultDate:         true, // its clock would be a goroutine that never ends
 		NoDefaultContentType:  true,
 		SecureErrorLogMessage: true,
 		Logger:                httpLogger{logger},
