@@ -273,4 +273,3 @@ func (quiet) Fatalf(f string, a ...any) {
 	fmt.Fprintf(os.Stderr, f, a...)
 	os.Exit(1)
 }
-

@@ -134,12 +134,8 @@ func (d *devices) serveOne(ctx context.Context, cfg DeviceConfig) error {
 		}
 		path = abs
 	}
-	if held != nil && (memfd || held.VerifyClaim() == nil) && !held.Lost() {
-		h := held.Header()
-		if x := d.registered(func(x *meta.DeviceInfo) bool { return x.UUID == hexID(h.Device) }); x != nil &&
-			x.Generation == h.Generation {
-			return nil
-		}
+	if held != nil && d.sound(held, path, memfd) {
+		return nil
 	}
 	if memfd {
 		return d.create(ctx, cfg, path, d.registered(func(x *meta.DeviceInfo) bool {
@@ -171,6 +167,21 @@ func (d *devices) serveOne(ctx context.Context, cfg DeviceConfig) error {
 		return info.HeaderErr
 	}
 	return d.reopen(ctx, cfg, path, info)
+}
+
+// sound reports whether an open device is still what the index takes it for, and all there.
+func (d *devices) sound(held *cxl.Device, path string, memfd bool) bool {
+	if memfd {
+		path = held.SharePath()
+	}
+	info, err := cxl.Inspect(path)
+	if err != nil || info.HeaderErr != nil || info.Lost || !memfd && held.VerifyClaim() != nil {
+		return false
+	}
+	h := held.Header()
+	x := d.registered(func(x *meta.DeviceInfo) bool { return x.UUID == hexID(h.Device) })
+	return x != nil && info.Header.Device == h.Device && info.Header.Generation == x.Generation &&
+		h.Generation == x.Generation
 }
 
 // ours reports whether a header belongs to this pool.
@@ -320,9 +331,10 @@ func (d *devices) reopen(ctx context.Context, cfg DeviceConfig, path string, inf
 	sound := x != nil && x.Generation == h.Generation && !info.Lost && x.Path == path
 	dev, err := cxl.Open(path, cxl.Expect{Pool: h.Pool, Device: h.Device, Claim: true, Force: cfg.Force})
 	if errors.Is(err, cxl.ErrClaimed) && sound {
-		// The member that led before still holds the claim. Nothing has to be written, so it can be had later.
-		d.s.logger.Info("a pool device is still claimed by another server", slog.String("path", path))
-		return err
+		// The member that led before still holds the claim. Nothing has to be written, so it can be had later: this is
+		// tried again and again.
+		d.s.logger.Debug("a pool device is still claimed by another server", slog.String("path", path))
+		return nil
 	}
 	if err != nil {
 		return err

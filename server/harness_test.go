@@ -80,7 +80,7 @@ type wire struct {
 	r   *protocol.Reader
 	seq uint32
 	// pushes that came while waiting for a reply.
-	pushes []frame
+	pushes          []frame
 	session, secret uint64
 	mutSeq          uint64
 }

@@ -30,7 +30,11 @@ func TestMalformedFramesGetAnErrorAndTheConnectionEnds(t *testing.T) {
 			binary.BigEndian.PutUint32(b[12:], protocol.MaxPayload+1)
 			return b
 		}(),
-		"compressed rubbish": func() []byte { b := append(append([]byte(nil), good...), 0x80); b[4] = protocol.FlagCompressed; return b }(),
+		"compressed rubbish": func() []byte {
+			b := append(append([]byte(nil), good...), 0x80)
+			b[4] = protocol.FlagCompressed
+			return b
+		}(),
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := dial(t, "tcp", s.Addr())
@@ -401,4 +405,38 @@ func TestAClusterSurvivesItsLeader(t *testing.T) {
 	w.mutSeq = 2
 	require.True(t, w.register(a.Region, 1, "k2").Results[0].IsNew)
 	require.Equal(t, hello.Devices[0].Generation, w.lookup(0, "k").Results[0].Generation, "a sound device keeps its generation")
+}
+
+func TestAnOpenDeviceThatIsTruncatedIsRetired(t *testing.T) {
+	cfg := testConfig(t)
+	s := startServer(t, cfg)
+	w := dial(t, "tcp", s.Addr())
+	hello := w.open("a")
+	a := w.alloc(protocol.AllocRequest{InstanceID: "a", Size: 1 << 20, PageSize: 64 << 10})
+	require.NoError(t, a.Err())
+	w.register(a.Region, 0, "one")
+	require.NoError(t, os.Truncate(cfg.Pool[0].Path, 4<<20))
+	require.Eventually(t, func() bool { return !w.lookup(0, "one").Results[0].Found }, 20*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return s.Ready() == nil }, 20*time.Second, 20*time.Millisecond)
+	require.NotEqual(t, hello.Devices[0].Generation, s.master.Devices()[0].Generation)
+}
+
+func TestRepliesMadeInDoubtAreReplacedByErrors(t *testing.T) {
+	var out []byte
+	for seq := range uint32(3) {
+		h := protocol.Header{Type: protocol.TypeLookup, Sequence: seq + 1}
+		out = appendLookup(out, h, []protocol.LookupResult{{Found: true}}, false)
+	}
+	out = disown(out, &protocol.Error{Code: protocol.CodeNotLeader, Message: "no", Leader: "b:1"})
+	for seq := range uint32(3) {
+		h, b, err := protocol.ParseFrame(out)
+		require.NoError(t, err)
+		require.Equal(t, protocol.TypeLookup.Reply(), h.Type)
+		require.Equal(t, seq+1, h.Sequence)
+		var reply protocol.LookupReply
+		require.NoError(t, reply.DecodeAs(b, protocol.TypeLookup))
+		require.Equal(t, protocol.CodeNotLeader, reply.Code)
+		out = out[protocol.HeaderSize+len(b):]
+	}
+	require.Empty(t, out)
 }

@@ -387,7 +387,8 @@ func (s *Server) onMembers(members []raft.Member) {
 	s.mu.Unlock()
 }
 
-// manage does what the leader of a cluster owes it: a new pool's settings, its own address, its devices.
+// manage does what the leader of a cluster owes it: a new pool's settings, its own address, its devices. Devices are
+// looked at again and again: what is wrong with one may be mended, or may happen later.
 func (s *Server) manage() {
 	for {
 		select {
@@ -395,18 +396,15 @@ func (s *Server) manage() {
 			return
 		case <-s.lead:
 		}
-		for term := s.master.Term(); term != 0 && s.ctx.Err() == nil; {
-			err := s.takeOver()
+		for begun := false; s.master.Term() != 0; {
+			err := s.takeOver(begun)
+			begun = begun || err == nil
 			s.setReady(err == nil)
-			if err == nil {
-				break
+			if err != nil && s.master.Term() != 0 && s.ctx.Err() == nil {
+				s.logger.Error("not everything is in service", slog.Any("error", err))
 			}
-			if s.master.Term() != term {
+			if !s.pauseLeading(deviceRetry) {
 				break
-			}
-			s.logger.Error("not everything is in service", slog.Any("error", err))
-			if !pause(s.ctx, deviceRetry) {
-				return
 			}
 		}
 		if s.master.Term() == 0 {
@@ -416,21 +414,40 @@ func (s *Server) manage() {
 	}
 }
 
+// pauseLeading waits for d. It returns false when leadership has changed meanwhile, or the server stops.
+func (s *Server) pauseLeading(d time.Duration) bool {
+	ctx, cancel := context.WithTimeout(s.ctx, d)
+	defer cancel()
+	select {
+	case <-s.lead:
+		select { // for manage; if there is one again, that will do
+		case s.lead <- struct{}{}:
+		default:
+		}
+		return false
+	case <-ctx.Done():
+		return s.ctx.Err() == nil
+	}
+}
+
 func (s *Server) setReady(ready bool) {
 	s.mu.Lock()
 	s.ready = ready
 	s.mu.Unlock()
 }
 
-// takeOver brings the replicated state and the devices in line with the configuration.
-func (s *Server) takeOver() error {
+// takeOver brings the replicated state and the devices in line with the configuration; once that has been done, only
+// the devices.
+func (s *Server) takeOver(begun bool) error {
 	ctx, cancel := context.WithTimeout(s.ctx, ctxDefault)
 	defer cancel()
-	if err := s.seed(ctx); err != nil {
-		return err
-	}
-	if err := s.introduce(ctx); err != nil {
-		s.logger.Warn("could not tell the cluster this member's addresses", slog.Any("error", err))
+	if !begun {
+		if err := s.seed(ctx); err != nil {
+			return err
+		}
+		if err := s.introduce(ctx); err != nil {
+			s.logger.Warn("could not tell the cluster this member's addresses", slog.Any("error", err))
+		}
 	}
 	return s.devices.serve(ctx)
 }

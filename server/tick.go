@@ -1,6 +1,7 @@
 package server
 
 import (
+	"slices"
 	"time"
 
 	"larder/meta"
@@ -45,7 +46,6 @@ func (m *Master) Tick() {
 		due = m.dueRevokes(now, int64(m.cfg.RevokeInterval))
 		for _, r := range m.parked {
 			if r.wakeAt <= now {
-				m.retry = m.retry || false
 				m.cfg.Wake()
 				break
 			}
@@ -72,10 +72,15 @@ func (m *Master) tickSessions(now int64) {
 		return
 	}
 	m.house.sessions = now
+	var silent []*session
 	for _, s := range m.sessions {
 		if s.ttl > 0 && !s.closing && now-s.seen.Load() > s.ttl {
-			m.closeSession(s, m.cfg.Host.dead(s.process))
+			silent = append(silent, s)
 		}
+	}
+	sortBy(silent, func(s *session) uint64 { return uint64(s.id) }) // so that a simulation repeats exactly
+	for _, s := range silent {
+		m.closeSession(s, m.cfg.Host.dead(s.process))
 	}
 	if now-m.house.fences >= int64(fenceInterval) {
 		m.house.fences = now
@@ -97,10 +102,14 @@ func (m *Master) tickState(now int64) {
 	if m.house.freeing {
 		return
 	}
+	var due []meta.RegionID
 	for id, since := range m.drains {
-		if now-since <= int64(m.cfg.MaxLease) {
-			continue
+		if now-since > int64(m.cfg.MaxLease) {
+			due = append(due, id)
 		}
+	}
+	slices.Sort(due) // so that a simulation repeats exactly
+	for _, id := range due {
 		r, ok := m.machine.Region(id)
 		switch {
 		case !ok || r.State != meta.RegionDraining:
