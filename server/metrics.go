@@ -5,6 +5,7 @@ import (
 	"strconv"
 
 	"larder/protocol"
+	"larder/raft"
 )
 
 // requestTypes lists the message types in the order of their numbers.
@@ -25,6 +26,8 @@ func (m *metrics) collect(e emitter) {
 	status := m.server.Status()
 	m.collectStatus(e, &status)
 	m.collectIndex(e, &status)
+	r := m.server.Raft()
+	collectRaft(e, &r)
 }
 
 // Ranges of histograms, as powers of two.
@@ -110,6 +113,36 @@ func (m *metrics) collectStatus(e emitter, s *Status) {
 	e.gauge("disk_avail_bytes", "Free space of the data directory's disk.", float64(s.Disk.AvailBytes))
 	e.gauge("disk_size_bytes", "Size of the data directory's disk.", float64(s.Disk.TotalBytes))
 	e.gauge("disk_full", "Whether changes are refused for want of space.", truth(s.Disk.Full))
+}
+
+// collectRaft emits what the log and its store count.
+func collectRaft(e emitter, r *raft.NodeMetrics) {
+	const microseconds = 1e6
+	e.doubling("raft_sync_duration_seconds", "To write and sync one batch of the log.", r.LogSync.Counts[:],
+		float64(r.LogSync.SumNanos)/nanoseconds, microseconds, 4, len(r.LogSync.Counts)-2)
+	e.counter("raft_proposals_total", "Log entries proposed by this member.", r.Proposals)
+	e.counter("raft_read_rounds_total", "Rounds that asked the cluster for reads.", r.ReadRounds)
+	e.counter("raft_ticks_dropped_total", "Steps of the clock dropped because the member was busy.", r.TicksDropped)
+	e.counter("raft_snapshots_total", "Snapshots for followers.", r.SnapshotsSent, "outcome", "sent")
+	e.counter("raft_snapshots_total", "Snapshots for followers.", r.SnapshotsFailed, "outcome", "failed")
+	e.gauge("raft_apply_queue", "Batches that wait to be applied.", float64(r.ApplyQueue))
+	s := &r.Store
+	e.gauge("store_bytes", "Disk space of Pebble.", float64(s.DiskBytes))
+	e.gauge("store_compaction_debt_bytes", "What Pebble has yet to compact.", float64(s.CompactionDebtBytes))
+	e.gauge("store_l0_sublevels", "Sublevels of Pebble's first level; writes stall when there are many.", float64(s.L0Sublevels))
+	for _, v := range []struct {
+		name, help string
+		value      int64
+	}{
+		{"store_write_stalls_total", "Times that Pebble made writes wait.", s.WriteStalls},
+		{"store_disk_slow_total", "Disk operations that took too long.", s.DiskSlow},
+		{"store_disk_full_total", "Writes that found the disk full.", s.DiskFull},
+		{"store_background_errors_total", "Failed flushes and compactions.", s.BackgroundErrors},
+		{"store_cache_hits_total", "Blocks found in Pebble's cache.", s.CacheHits},
+		{"store_cache_misses_total", "Blocks not found there.", s.CacheMisses},
+	} {
+		e.counter(v.name, v.help, uint64(max(v.value, 0)))
+	}
 }
 
 // truth is the number of a condition.

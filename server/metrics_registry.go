@@ -66,16 +66,25 @@ func (e emitter) gauge(name, help string, value float64, labels ...string) {
 
 // histogram emits a Histogram's buckets from 2^low to 2^high, each divided by unit.
 func (e emitter) histogram(name, help string, h *Histogram, unit float64, low, high int, labels ...string) {
+	counts := make([]uint64, len(h.Buckets))
+	for i := range counts {
+		counts[i] = h.Buckets[i].Load()
+	}
+	e.doubling(name, help, counts, float64(h.Sum.Load())/unit, unit, low, high, labels...)
+}
+
+// doubling emits a histogram whose bucket i counts values below 2^i, divided by unit.
+func (e emitter) doubling(name, help string, counts []uint64, sum, unit float64, low, high int, labels ...string) {
 	desc, values := describeMetric(name, help, labels)
 	buckets := make(map[float64]uint64, high-low+1)
 	total := uint64(0)
-	for i := range h.Buckets {
-		total += h.Buckets[i].Load()
+	for i, n := range counts {
+		total += n
 		if i >= low && i <= high {
 			buckets[float64(uint64(1)<<i)/unit] = total
 		}
 	}
-	e.out <- prometheus.MustNewConstHistogram(desc, total, float64(h.Sum.Load())/unit, buckets, values...)
+	e.out <- prometheus.MustNewConstHistogram(desc, total, sum, buckets, values...)
 }
 
 // describeMetric splits labels into names and values.
