@@ -123,7 +123,7 @@ func Default() Config {
 		SessionTTL:        10 * time.Second,
 		FlushInterval:     time.Second,
 		TouchInterval:     200 * time.Millisecond,
-		TouchBudget:       1_000_000,
+		TouchBudget:       50_000,
 		AllocTimeout:      5 * time.Second,
 		EvictionPolicy:    "lru",
 		PageSize:          64 << 10,

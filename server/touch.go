@@ -9,8 +9,17 @@ const (
 	touchMask     = 1<<30 - 1 // 1 + place in touchTable.pending; 0 = no use is waiting
 )
 
-// maxPendingTouches bounds the uses that wait for a group: 512 KiB, and about 4 ms of the state machine's time.
-const maxPendingTouches = 1 << 16
+// Limits of the uses that wait for a group.
+const (
+	// maxLiveTouches bounds the entries with a use that waits: more than the budget brings in a flush interval.
+	maxLiveTouches = 1 << 15
+	// maxPendingTouches bounds them with the superseded ones, which are removed when it is reached: at least half of
+	// all then, so that this costs little per use. 512 KiB.
+	maxPendingTouches = 2 * maxLiveTouches
+	// maxGroupTouches go into one group: about 2 ms of the state machine's time. The others keep their entries from
+	// eviction until they follow in the next.
+	maxGroupTouches = 1 << 13
+)
 
 // touchTable collects uses of entries until a group takes them along: one element per entry, in the order of the last
 // use of each. It lives in leases, whose records say where an entry's element is.
@@ -56,13 +65,10 @@ func (l *leases) used(s meta.Slot, now int64) bool {
 	case at != 0 && at == len(t.pending): // it is the last already
 		t.pending[at-1].Count++
 		return true
-	case at == 0 && !t.spend(now):
+	case at == 0 && (t.live == maxLiveTouches || !t.spend(now)):
 		return false
 	case len(t.pending) == maxPendingTouches:
 		l.compactTouches()
-		if len(t.pending) == maxPendingTouches {
-			return false
-		}
 		at = int(x.touch & touchMask)
 	}
 	count := uint32(1)
@@ -105,20 +111,28 @@ func (l *leases) dropTouch(x *slotLease) {
 	}
 }
 
-// takeTouches hands the waiting uses to a group. They count as uses of their entries until settleTouches. The result
-// is valid until then.
+// takeTouches hands waiting uses to a group, the oldest first, at most maxGroupTouches. They count as uses of their
+// entries until settleTouches. The result is valid until then.
 func (l *leases) takeTouches() []meta.Touch {
 	t := &l.touches
 	t.logged = t.logged[:0]
-	for _, p := range t.pending {
+	n := 0
+	for ; n < len(t.pending) && len(t.logged) < maxGroupTouches; n++ {
+		p := t.pending[n]
 		if p.Count == 0 {
 			continue
 		}
 		x := l.at(p.Slot)
 		x.touch = x.touch&slotCondemned | slotLogged
 		t.logged = append(t.logged, p)
+		t.pending[n].Count = 0
 	}
-	t.pending, t.live = t.pending[:0], 0
+	t.live -= len(t.logged)
+	if t.live == 0 {
+		t.pending = t.pending[:0]
+		return t.logged
+	}
+	l.compactTouches()
 	return t.logged
 }
 
