@@ -54,7 +54,8 @@ type cluster struct {
 	pool  string // path of the pool's file
 	size  string
 	flags []string
-	nodes []*node
+	nodes []*node // members
+	all   []*node // and those that were once
 }
 
 // clusters numbers the clusters of this process.
@@ -82,6 +83,11 @@ func newCluster(t testing.TB, o clusterOptions) *cluster {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(shm)) })
 	c := &cluster{t: t, dir: t.TempDir(), pool: filepath.Join(shm, "pool"), size: o.pool, flags: o.flags}
+	t.Cleanup(func() { // after all clients' have been closed
+		for _, n := range c.all {
+			n.cleanup()
+		}
+	})
 	for i := range max(o.members, 1) {
 		n := c.addNode(uint64(i) + 1)
 		if o.dataDir != nil {
@@ -110,7 +116,7 @@ func (c *cluster) addNode(id uint64) *node {
 		fmt.Sprintf("--node-id=%d", id), "--pool=" + c.pool + ",size=" + c.size, "--min-free-disk=64MiB",
 	}, c.flags...)
 	c.nodes = append(c.nodes, n)
-	c.t.Cleanup(n.cleanup)
+	c.all = append(c.all, n)
 	return n
 }
 

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/zeebo/xxh3"
 )
 
 // ledger holds what was tried and acknowledged for keys that have one writer each, so that what a read may return is
@@ -26,6 +28,7 @@ type state struct {
 	version uint64    // 0 = absent
 	begun   time.Time // when the operation that made it was called
 	acked   time.Time // when it was acknowledged; zero = not yet, or never
+	sum     uint64    // checksum of the value; 0 = not computed
 }
 
 func newLedger() *ledger { return &ledger{keys: make(map[string]*history)} }
@@ -123,4 +126,23 @@ func (h *history) next() uint64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return uint64(len(h.states))
+}
+
+// versionOf finds the version of a key by the checksum of its value; 0 if it has none such.
+func (h *history) versionOf(key string, checksum uint64) uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i := range h.states {
+		s := &h.states[i]
+		if s.version == 0 {
+			continue
+		}
+		if s.sum == 0 {
+			s.sum = xxh3.Hash(valueOf(nil, key, s.version))
+		}
+		if s.sum == checksum {
+			return s.version
+		}
+	}
+	return 0
 }
