@@ -85,7 +85,7 @@ func (s *Server) Status() Status {
 			Generation: strconv.FormatUint(d.Generation, 16),
 		})
 		if len(d.UUID) == 32 {
-			st.Pool = d.UUID[:16] + strconv.FormatUint(s.clusterID, 16)
+			st.Pool = s.poolOf(d.UUID)
 		}
 	}
 	return st

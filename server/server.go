@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,7 +13,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"sync"
 	"time"
 
@@ -583,10 +583,17 @@ func (s *Server) pool() string {
 	defer s.master.devMu.Unlock()
 	for _, d := range s.master.devices {
 		if len(d.UUID) == 32 {
-			return d.UUID[:16] + strconv.FormatUint(s.clusterID, 16)
+			return s.poolOf(d.UUID)
 		}
 	}
 	return ""
+}
+
+// poolOf is the pool id of a device's uuid, in hexadecimal, as headers have it: see poolID.
+func (s *Server) poolOf(uuid string) string {
+	var id [8]byte
+	binary.LittleEndian.PutUint64(id[:], s.clusterID)
+	return uuid[:16] + hex.EncodeToString(id[:])
 }
 
 // Stop hands leadership over, lets requests that are on their way finish, cuts the clients off and closes everything.

@@ -1,13 +1,15 @@
 package server
 
 import (
+	"encoding/hex"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"larder/cxl"
 	"larder/protocol"
 )
-
 func TestStoreAndFind(t *testing.T) {
 	s := startServer(t, testConfig(t))
 	for _, network := range []string{"tcp", "unix"} {
@@ -37,4 +39,15 @@ func TestStoreAndFind(t *testing.T) {
 		require.NotZero(t, d.FreeAfterMS)
 		require.False(t, w.lookup(0, network+"1").Results[0].Found)
 	}
+}
+
+// What HANDSHAKE and the status call the pool is what its devices' headers call it.
+func TestPoolIDIsThatOfTheHeaders(t *testing.T) {
+	cfg := testConfig(t)
+	s := startServer(t, cfg)
+	require.Eventually(t, func() bool { return len(s.master.Devices()) == 1 }, 10*time.Second, 10*time.Millisecond)
+	info, err := cxl.Inspect(cfg.Pool[0].Path)
+	require.NoError(t, err)
+	require.Equal(t, hex.EncodeToString(info.Header.Pool[:]), s.pool())
+	require.Equal(t, s.pool(), s.Status().Pool)
 }
