@@ -10,6 +10,7 @@ import (
 	"larder/cxl"
 	"larder/protocol"
 )
+
 func TestStoreAndFind(t *testing.T) {
 	s := startServer(t, testConfig(t))
 	for _, network := range []string{"tcp", "unix"} {
