@@ -240,6 +240,7 @@ func Open(store Store) (*Machine, error) {
 		return nil, err
 	}
 	m.table.reach(m.head.slots)
+	m.table.index = make(map[uint64]Slot, m.head.slots) // growing it step by step costs as much as filling it
 	if err := m.loadEntries(store); err != nil {
 		return nil, err
 	}

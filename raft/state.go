@@ -33,27 +33,83 @@ func stateEnd(prefix []byte) []byte {
 	return stateHigh
 }
 
+// Bounds of Scan's reading ahead.
+const (
+	scanChunk = 256 << 10 // bytes of records that are handed over at a time
+	scanAhead = 4         // chunks that may wait
+)
+
+// scanned is a run of records in one piece of memory.
+type scanned struct {
+	data []byte
+	ends []int // of key, value, key, value ...
+	err  error
+}
+
 // Scan calls fn for every key that starts with prefix, ascending. The slices are
 // valid during the call only. The first error ends it and is returned as it is.
+// Reading goes on in the background while fn works, since a rebuild of millions of
+// records is bound by the sum of both otherwise.
 func (t *StateStore) Scan(prefix []byte, fn func(key, value []byte) error) error {
 	it, err := t.s.db.NewIter(&pebble.IterOptions{LowerBound: stateKey(prefix), UpperBound: stateEnd(prefix)})
 	if err != nil {
 		return readError("the state", 0, err)
 	}
-	for ok := it.First(); ok; ok = it.Next() {
-		v, err := it.ValueAndErr()
-		if err == nil {
-			err = fn(it.Key()[2:], v)
+	chunks, stop, done := make(chan *scanned, scanAhead), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		readAhead(it, chunks, stop)
+	}()
+	defer func() {
+		close(stop)
+		<-done
+	}()
+	for c := range chunks {
+		at := 0
+		for i := 0; i < len(c.ends); i += 2 {
+			key, value := c.data[at:c.ends[i]], c.data[c.ends[i]:c.ends[i+1]]
+			at = c.ends[i+1]
+			if err := fn(key, value); err != nil {
+				return err
+			}
 		}
-		if err != nil {
-			_ = it.Close() // err is the one to report
-			return err
+		if c.err != nil {
+			return readError("the state", 0, c.err)
 		}
-	}
-	if err := it.Close(); err != nil { // Close returns Error
-		return readError("the state", 0, err)
 	}
 	return nil
+}
+
+// readAhead reads all records of it in chunks, until stop is closed, and closes it.
+func readAhead(it *pebble.Iterator, chunks chan<- *scanned, stop <-chan struct{}) {
+	defer close(chunks)
+	c := &scanned{}
+	send := func() bool {
+		select {
+		case chunks <- c:
+			c = &scanned{data: make([]byte, 0, scanChunk+1024), ends: make([]int, 0, len(c.ends)+64)}
+			return true
+		case <-stop:
+			return false
+		}
+	}
+	for ok := it.First(); ok; ok = it.Next() {
+		v, err := it.ValueAndErr()
+		if err != nil {
+			break // Close returns it
+		}
+		c.data = append(c.data, it.Key()[2:]...)
+		c.ends = append(c.ends, len(c.data))
+		c.data = append(c.data, v...)
+		c.ends = append(c.ends, len(c.data))
+		if len(c.data) >= scanChunk && !send() {
+			_ = it.Close() // the reader has an error of its own
+			return
+		}
+	}
+	if c.err = it.Close(); c.err != nil || len(c.ends) > 0 {
+		send()
+	}
 }
 
 // Get copies the value of key; false means that there is none.
