@@ -169,3 +169,30 @@ func BenchmarkConfirmSolo(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkScan reads state records, as a restart does.
+func BenchmarkScan(b *testing.B) {
+	o := testStoreOptions(nil)
+	o.MemTableBytes, o.CacheBytes, o.DisableAutomaticCompactions = 64<<20, 256<<20, false
+	store, err := OpenStore(filepath.Join(b.TempDir(), "d"), o)
+	require.NoError(b, err)
+	defer func() { require.NoError(b, store.Close()) }()
+	const records = 500_000
+	st := store.State()
+	for i := 0; i < records; {
+		batch := st.NewBatch()
+		for range 10_000 {
+			batch.Set(binary.BigEndian.AppendUint64(nil, uint64(i)), make([]byte, 100))
+			i++
+		}
+		require.NoError(b, batch.Commit())
+	}
+	require.NoError(b, store.db.Flush())
+	b.ReportAllocs()
+	for b.Loop() {
+		n := 0
+		require.NoError(b, st.Scan(nil, func(_, _ []byte) error { n++; return nil }))
+		require.Equal(b, records, n)
+	}
+	b.ReportMetric(float64(b.N)*records/b.Elapsed().Seconds(), "records/s")
+}

@@ -376,6 +376,22 @@ func (c *Core) ReadIndex(ctx uint64) {
 	})
 }
 
+// ReportSnapshot says what became of a MsgSnap that Send was given. It must be
+// called for each, also when it is unknown: a follower nobody reports on gets
+// neither entries nor another snapshot.
+func (c *Core) ReportSnapshot(to uint64, ok bool) {
+	status := etcdraft.SnapshotFailure
+	if ok {
+		status = etcdraft.SnapshotFinish
+	}
+	_ = c.guard(func() error { c.rn.ReportSnapshot(to, status); return nil }) // kept, and returned by Process
+}
+
+// ReportUnreachable says that messages to a member were lost.
+func (c *Core) ReportUnreachable(to uint64) {
+	_ = c.guard(func() error { c.rn.ReportUnreachable(to); return nil }) // kept, and returned by Process
+}
+
 // TransferLeadership asks the leader to hand over to a voter. Proposals fail with
 // ErrTransferring until that has happened or an election timeout has passed.
 func (c *Core) TransferLeadership(to uint64) error {

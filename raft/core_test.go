@@ -2,6 +2,7 @@ package raft
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"strconv"
 	"testing"
@@ -92,47 +93,115 @@ func TestBusyWhenTooMuchIsUncommitted(t *testing.T) {
 	require.ErrorContains(t, err, "split it")
 }
 
-// TestPowerLossKeepsAcknowledged pulls the plug on random members at random points
-// and requires every acknowledged key afterwards.
-func TestPowerLossKeepsAcknowledged(t *testing.T) {
-	for _, unsynced := range []int{0, 50, 100} {
-		t.Run(strconv.Itoa(unsynced), func(t *testing.T) {
-			s := newSim(t, 1, 2, 3)
-			s.drop, s.keep = 0.05, 50
+var seeds = flag.Uint64("seeds", 6, "random fault runs")
+
+// TestRandomFaults pulls the plug on random members at random points, loses
+// messages, cuts members off, flushes, moves leadership and membership, and
+// requires every acknowledged key on every member afterwards. A failing seed
+// repeats.
+func TestRandomFaults(t *testing.T) {
+	for seed := range *seeds {
+		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
+			s := newSeededSim(t, seed, 1, 2, 3)
+			r := s.rng
+			s.drop = []float64{0, 0.05, 0.2}[r.IntN(3)]
+			s.keep = []uint64{5, 50, 1000}[r.IntN(3)]
+			unsynced := []int{0, 50, 100}[r.IntN(3)]
 			for i := range 300 {
-				_ = s.put(fmt.Sprint("k", i), strconv.Itoa(i)) // a refusal is allowed, a loss is not
-				switch s.rng.IntN(6) {
-				case 0:
-					s.tick(1)
-				case 1:
-					s.process()
-				case 2:
-					n := s.nodes[1+s.rng.Uint64N(3)]
-					require.NoError(t, n.core.Flush())
-				case 3:
-					s.deliver()
-				}
-				if s.rng.IntN(12) == 0 {
-					victims := []*simNode{s.nodes[1+s.rng.Uint64N(3)]}
-					if s.rng.IntN(4) == 0 {
-						victims = []*simNode{s.nodes[1], s.nodes[2], s.nodes[3]}
-					}
-					for _, n := range victims {
-						s.crash(n, unsynced)
-					}
-					for _, n := range victims {
-						require.NoError(t, s.restart(n))
-					}
-				}
+				s.step(i, unsynced)
 				for _, n := range s.nodes {
-					require.NoError(t, n.failed)
+					require.NoError(t, n.failed, "node %d at step %d", n.id, i)
 				}
 			}
-			s.drop = 0
+			s.drop, s.cut = 0, func(_, _ uint64) bool { return false }
+			s.tick(40) // transfers that are under way end
+			require.NoError(t, s.put("last", "1"))
+			s.settle()
+			require.Contains(t, s.acked, "last", "a healed cluster works")
 			s.agree()
-			require.NotEmpty(t, s.acked)
 		})
 	}
+}
+
+// step does one random thing.
+func (s *sim) step(i, unsynced int) {
+	r := s.rng
+	some := func() *simNode { return s.nodes[1+r.Uint64N(uint64(len(s.nodes)))] }
+	lead := s.maybeLeader()
+	if lead != nil { // a refusal is allowed, a loss is not
+		k, v := "k"+strconv.Itoa(i), strconv.Itoa(i)
+		if _, _, err := lead.core.Propose([]byte(k + "=" + v)); err == nil {
+			s.pending[k] = v
+		}
+	}
+	switch r.IntN(14) {
+	case 0, 1, 2:
+		s.tick(1 + r.IntN(3))
+	case 3, 4:
+		s.process()
+	case 5, 6:
+		s.deliver()
+	case 7:
+		require.NoError(s.t, some().core.Flush())
+	case 8:
+		s.crashSome(some(), unsynced)
+	case 9:
+		victim := some().id
+		s.cut = func(from, to uint64) bool { return from == victim || to == victim }
+	case 10, 11:
+		s.cut = func(_, _ uint64) bool { return false }
+	case 12:
+		if lead != nil {
+			_ = lead.core.TransferLeadership(some().id)
+		}
+	case 13:
+		s.changeMembers(lead)
+	}
+}
+
+func (s *sim) maybeLeader() *simNode {
+	for _, id := range s.ids() {
+		if n := s.nodes[id]; n.leads != 0 {
+			return n
+		}
+	}
+	return nil
+}
+
+// crashSome takes power from one node or all, and brings them back.
+func (s *sim) crashSome(n *simNode, unsynced int) {
+	victims := []*simNode{n}
+	if s.rng.IntN(4) == 0 {
+		victims = victims[:0]
+		for _, id := range s.ids() {
+			victims = append(victims, s.nodes[id])
+		}
+	}
+	for _, n := range victims {
+		s.crash(n, unsynced)
+	}
+	for _, n := range victims {
+		require.NoError(s.t, s.restart(n))
+	}
+}
+
+// changeMembers adds a fourth member as a learner, promotes or updates it.
+func (s *sim) changeMembers(lead *simNode) {
+	if lead == nil {
+		return
+	}
+	if s.nodes[4] == nil {
+		s.join(4)
+	}
+	m := Member{ID: 4, Addr: "node4:1"}
+	typ := pb.ConfChangeAddLearnerNode
+	if old, ok := lead.core.log.confs.newest().find(4); ok {
+		typ = pb.ConfChangeUpdateNode
+		if old.Learner {
+			typ = pb.ConfChangeAddNode
+		}
+	}
+	_, _, _ = lead.core.ProposeConfChange(typ, m, nil) // refused while another is in progress
 }
 
 func TestRestartReplaysBehindTheFlush(t *testing.T) {

@@ -39,7 +39,7 @@ func checkMessage(m *pb.Message, self uint64) error {
 	if len(m.GetResponses()) > 0 {
 		return badMessage(m, "it carries local work")
 	}
-	switch m.GetType() { //nolint:exhaustive // what is not for the network is refused as a whole
+	switch m.GetType() {
 	case pb.MsgApp:
 		return checkAppend(m)
 	case pb.MsgReadIndex, pb.MsgReadIndexResp:
@@ -75,7 +75,7 @@ func checkAppend(m *pb.Message) error {
 			return badMessage(m, "its terms do not ascend")
 		}
 		term = e.GetTerm()
-		switch e.GetType() { //nolint:exhaustive // what no release of ours proposes is refused as a whole
+		switch e.GetType() {
 		case pb.EntryNormal:
 		case pb.EntryConfChange:
 			if _, _, err := decodeConfChange(e.GetData()); err != nil {

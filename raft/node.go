@@ -581,7 +581,7 @@ func (h *nodeHandler) ReceiveSnapshot(m *pb.Message, r io.Reader) error {
 func (h *nodeHandler) Unreachable(id uint64) {
 	n := (*Node)(h)
 	n.mu.Lock()
-	_ = n.core.guard(func() error { n.core.rn.ReportUnreachable(id); return nil }) // kept, and returned by the loop
+	n.core.ReportUnreachable(id)
 	n.mu.Unlock()
 	n.poke()
 }

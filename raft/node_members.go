@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 
-	etcdraft "go.etcd.io/raft/v3"
 	pb "go.etcd.io/raft/v3/raftpb"
 )
 
@@ -294,14 +293,13 @@ func (n *Node) startSnapshot(m *pb.Message) {
 	}
 	n.mu.Unlock()
 	if !ok {
-		n.reportSnapshot(to, etcdraft.SnapshotFailure)
+		n.reportSnapshot(to, false)
 		return
 	}
 	go func() {
 		defer n.wg.Done()
-		status := etcdraft.SnapshotFinish
-		if err := n.sendSnapshot(m); err != nil {
-			status = etcdraft.SnapshotFailure
+		err := n.sendSnapshot(m)
+		if err != nil {
 			n.stats.snapshotsFailed.Add(1)
 			n.cfg.Core.logger().Warn("sending a snapshot failed",
 				slog.Uint64("member_id", to), slog.Any("error", err))
@@ -311,13 +309,13 @@ func (n *Node) startSnapshot(m *pb.Message) {
 		n.mu.Lock()
 		delete(n.sending, to)
 		n.mu.Unlock()
-		n.reportSnapshot(to, status)
+		n.reportSnapshot(to, err == nil)
 	}()
 }
 
-func (n *Node) reportSnapshot(to uint64, status etcdraft.SnapshotStatus) {
+func (n *Node) reportSnapshot(to uint64, ok bool) {
 	n.mu.Lock()
-	_ = n.core.guard(func() error { n.core.rn.ReportSnapshot(to, status); return nil }) // kept, and returned by the loop
+	n.core.ReportSnapshot(to, ok)
 	n.mu.Unlock()
 	n.poke()
 }

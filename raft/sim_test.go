@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"testing"
+	"testing/cryptotest"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
@@ -64,7 +65,14 @@ func testStoreOptions(fs vfs.FS) StoreOptions {
 
 func newSim(t *testing.T, ids ...uint64) *sim {
 	t.Helper()
-	seed := uint64(len(t.Name()))
+	return newSeededSim(t, 1, ids...)
+}
+
+// newSeededSim repeats exactly for the same seed: raft's own randomness is seeded
+// too.
+func newSeededSim(t *testing.T, seed uint64, ids ...uint64) *sim {
+	t.Helper()
+	cryptotest.SetGlobalRandom(t, seed)
 	s := &sim{
 		t: t, rng: rand.New(rand.NewPCG(seed, 1)), nodes: map[uint64]*simNode{}, cluster: 7,
 		cut: func(_, _ uint64) bool { return false }, keep: 1000,
@@ -153,7 +161,11 @@ func (s *sim) deliver() {
 	s.msgs = nil
 	for _, x := range msgs {
 		n := s.nodes[x.m.GetTo()]
-		if n == nil || n.core == nil || n.failed != nil || s.cut(x.m.GetFrom(), x.m.GetTo()) || s.rng.Float64() < s.drop {
+		lost := n == nil || n.core == nil || n.failed != nil || s.cut(x.m.GetFrom(), x.m.GetTo()) || s.rng.Float64() < s.drop
+		if from := s.nodes[x.m.GetFrom()]; x.snap != nil && from.core != nil {
+			from.core.ReportSnapshot(x.m.GetTo(), !lost)
+		}
+		if lost {
 			continue
 		}
 		b, err := proto.Marshal(x.m)
@@ -273,7 +285,7 @@ func (s *sim) agree() {
 	lead := s.leader()
 	s.tick(5)
 	for _, n := range s.nodes {
-		if n.core == nil || n.failed != nil || n.core.Removed() {
+		if _, member := lead.core.log.confs.newest().find(n.id); !member || n.core == nil || n.failed != nil {
 			continue
 		}
 		require.Equal(s.t, lead.kv.applied, n.kv.applied, "node %d", n.id)

@@ -440,7 +440,7 @@ func crashDuringInstall(t *testing.T, at int64) (crashed bool) {
 	var count atomic.Int64
 	var picture atomic.Pointer[vfs.MemFS]
 	o := testStoreOptions(errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
-		switch op.Kind { //nolint:exhaustive // the others change nothing durable
+		switch op.Kind {
 		case errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpFileSyncTo, errorfs.OpLink, errorfs.OpRename, errorfs.OpRemove:
 			if armed.Load() && count.Add(1) == at+1 {
 				picture.Store(mem.CrashClone(vfs.CrashCloneCfg{}))
