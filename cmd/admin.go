@@ -45,14 +45,14 @@ func (f *clusterFlags) newAdmin() *admin {
 	return &admin{addrs: f.Admin, token: f.Token, http: &http.Client{}}
 }
 
-// adminFailure is a reply that is not 2xx.
-type adminFailure struct {
+// adminReplyError is a reply that is not 2xx.
+type adminReplyError struct {
 	status int
 	server.AdminError
 }
 
 // Error says what went wrong and what to do.
-func (e *adminFailure) Error() string {
+func (e *adminReplyError) Error() string {
 	s := e.AdminError.Error
 	if e.Hint != "" {
 		s += " (" + e.Hint + ")"
@@ -108,7 +108,7 @@ func (a *admin) leader(ctx context.Context) (string, error) {
 		}
 		return m.Admin, nil
 	}
-	return "", &adminFailure{AdminError: server.AdminError{
+	return "", &adminReplyError{AdminError: server.AdminError{
 		Error: "the cluster has no leader now", Code: protocol.CodeUnavailable.String(), Retryable: true,
 		Hint: "a majority of the members must run and reach each other",
 	}}
@@ -126,7 +126,7 @@ func (a *admin) post(ctx context.Context, path string, in, out any) error {
 		if err == nil {
 			err = a.call(ctx, leader, http.MethodPost, path, body, out)
 		}
-		failure, refused := errors.AsType[*adminFailure](err)
+		failure, refused := errors.AsType[*adminReplyError](err)
 		moving := refused && (failure.Code == protocol.CodeNotLeader.String() || failure.Code == protocol.CodeUnavailable.String())
 		if err == nil || !moving || try == leaderTries {
 			return err
@@ -183,7 +183,7 @@ func (a *admin) do(ctx context.Context, addr, method, path string, body []byte) 
 	if err != nil {
 		return nil, fmt.Errorf("%s: %s: %w", addr, response.Status, err)
 	}
-	failure := &adminFailure{status: response.StatusCode}
+	failure := &adminReplyError{status: response.StatusCode}
 	if json.Unmarshal(b, &failure.AdminError) != nil || failure.AdminError.Error == "" {
 		failure.AdminError.Error = addr + ": " + response.Status + " " + strings.TrimSpace(string(b[:min(len(b), 200)]))
 	}

@@ -207,7 +207,7 @@ func TestSystemdIsTold(t *testing.T) {
 	path := filepath.Join(dir, "notify")
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	require.NoError(t, err)
-	defer conn.Close()
+	defer func() { require.NoError(t, conn.Close()) }()
 	t.Setenv("NOTIFY_SOCKET", path)
 	c := startCluster(t)
 	_, _ = c.stop()
@@ -264,7 +264,9 @@ func TestReadme(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, []byte(want), 0o644))
 		return
 	}
-	require.Equal(t, want, string(b), "run go test ./cmd -run TestReadme -update")
+	if want != string(b) {
+		t.Fatal("the table of options is out of date: run go test ./cmd -run TestReadme -update")
+	}
 }
 
 func TestTable(t *testing.T) {

@@ -86,13 +86,15 @@ func (s *ctlStatus) Run(c *call) error {
 		[2]string{"cluster", fmt.Sprintf("%s (%s), version %d", reply.ClusterName, reply.ClusterID, reply.Settings.Version)},
 		[2]string{"answered by", fmt.Sprintf("member %d, %s, up %s, %s", reply.NodeID, reply.Role, millis(reply.UptimeMS), reply.Version)},
 		[2]string{"leader", fmt.Sprintf("%s, term %d", leader, reply.Term)},
-		[2]string{"log", fmt.Sprintf("committed %d, applied %d, held %d to %d", reply.Commit, reply.Applied, reply.FirstIndex, reply.LastIndex)},
+		[2]string{"log", fmt.Sprintf("committed %d, applied %d, held %d to %d",
+			reply.Commit, reply.Applied, reply.FirstIndex, reply.LastIndex)},
 		[2]string{"state", fmt.Sprintf("hash %s, incarnation %d", reply.StateHash, reply.Incarnation)},
 		[2]string{"disk", disk},
 		[2]string{"pool", fmt.Sprintf("%s: %s, %s in regions (%s)", reply.Pool, bytesText(x.PoolBytes),
 			bytesText(x.PoolBytes-min(x.FreeBytes, x.PoolBytes)), percent(x.PoolBytes-min(x.FreeBytes, x.PoolBytes), x.PoolBytes))},
 		[2]string{"entries", fmt.Sprintf("%d, %s", x.Entries, bytesText(x.EntryBytes))},
-		[2]string{"clients", fmt.Sprintf("%d open, %d ended with regions left, %d connections", x.Sessions, x.ClosedSessions, reply.Connections)},
+		[2]string{"clients", fmt.Sprintf("%d open, %d ended with regions left, %d connections",
+			x.Sessions, x.ClosedSessions, reply.Connections)},
 		[2]string{"policy", settingsText(&reply.Settings)},
 		[2]string{"evicted", evictionsText(x)},
 	)
@@ -198,7 +200,8 @@ func (m *ctlMembersAdd) Run(c *call) error {
 	if c.JSON {
 		return printJSON(c.stdout, reply)
 	}
-	fmt.Fprintf(c.stdout, "added member %d; start it with: larder serve --join --node-id %d --peer-listen %s\n", reply.ID, reply.ID, m.PeerAddr)
+	fmt.Fprintf(c.stdout, "added member %d; start it with: larder serve --join --node-id %d --peer-listen %s\n",
+		reply.ID, reply.ID, m.PeerAddr)
 	return nil
 }
 
@@ -321,7 +324,8 @@ func (k *ctlKeys) Run(c *call) error {
 	for len(reply.Keys) < k.Limit {
 		var page server.KeysReply
 		query := url.Values{
-			"prefix": {k.Prefix}, "cursor": {strconv.FormatUint(reply.Next, 10)}, "limit": {strconv.Itoa(min(k.Limit-len(reply.Keys), 1000))},
+			"prefix": {k.Prefix}, "cursor": {strconv.FormatUint(reply.Next, 10)},
+			"limit": {strconv.Itoa(min(k.Limit-len(reply.Keys), 1000))},
 		}
 		if err := c.admin.getLeader(c.ctx, "/keys", query, &page); err != nil {
 			return err

@@ -137,7 +137,7 @@ type ctlPin struct {
 func (p *ctlPin) Run(c *call) error {
 	var reply server.PinReply
 	err := c.admin.post(c.ctx, "/pin", server.PinRequest{
-		Keys: p.Keys, Owner: p.Owner, TTLMS: uint64(max(p.TTL.Milliseconds(), 0)), Soft: p.Soft, //nolint:gosec // not negative
+		Keys: p.Keys, Owner: p.Owner, TTLMS: uint64(max(p.TTL.Milliseconds(), 0)), Soft: p.Soft,
 	}, &reply)
 	if err != nil {
 		return err
@@ -202,7 +202,8 @@ func (l *ctlClear) Run(c *call) error {
 		in.Context = &scope
 	}
 	if !l.All && l.Prefix == "" && in.Context == nil {
-		return usageError(errors.New("clear: say what: --all, --prefix, or some of --tenant, --model, --lora, --salt, --block-size, --seed"))
+		return usageError(errors.New(
+			"clear: say what: --all, --prefix, or some of --tenant, --model, --lora, --salt, --block-size, --seed"))
 	}
 	return c.change("/clear", in)
 }
@@ -234,7 +235,8 @@ func (k *ctlCheck) Run(c *call) error {
 		}
 	}
 	if n := len(report.Problems); n > 0 {
-		return &exitError{exitUnwell, fmt.Errorf("check found %d problems; entries that are named in them can be dropped with larder ctl rm", n)}
+		return &exitError{exitUnwell, fmt.Errorf(
+			"check found %d problems; entries that are named in them can be dropped with larder ctl rm", n)}
 	}
 	return nil
 }
@@ -325,7 +327,7 @@ func milliseconds(d *time.Duration) *uint64 {
 	if d == nil {
 		return nil
 	}
-	ms := uint64(max(d.Milliseconds(), 0)) //nolint:gosec // not negative
+	ms := uint64(max(d.Milliseconds(), 0))
 	return &ms
 }
 

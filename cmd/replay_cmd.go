@@ -64,7 +64,7 @@ func (r *replayCmd) Run(e *env) (err error) {
 	if !r.Quiet {
 		cfg.Progress = e.stderr
 		if f, ok := e.stderr.(*os.File); ok {
-			cfg.Terminal = term.IsTerminal(int(f.Fd())) //nolint:gosec // a descriptor fits an int
+			cfg.Terminal = term.IsTerminal(int(f.Fd()))
 		}
 	}
 	if len(r.Addr) == 0 {
@@ -117,9 +117,10 @@ func (r *replayCmd) startServer(cfg *replay.Config, logger *slog.Logger) (stop f
 	sc.Listen, sc.PeerListen, sc.AdminListen = server.Off, server.Off, server.Off // the socket alone: no port is taken
 	size := r.Pool
 	if r.Pages > 0 {
-		size = cxl.HeaderSpan + server.Size(r.Pages)*r.Page //nolint:gosec // not negative
+		size = cxl.HeaderSpan + server.Size(r.Pages)*r.Page
 		if size%deviceUnit != 0 {
-			return nil, errors.Join(usageError(fmt.Errorf("replay: %d pages of %v are no multiple of %v, which a device is; choose another number",
+			return nil, errors.Join(usageError(fmt.Errorf(
+				"replay: %d pages of %v are no multiple of %v, which a device is; choose another number",
 				r.Pages, r.Page, server.Size(deviceUnit))), removeIf(temporary, dir))
 		}
 	}

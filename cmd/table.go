@@ -59,17 +59,15 @@ func (t *table) print(w io.Writer) error {
 	}
 	var b strings.Builder
 	for _, row := range t.rows {
-		line := ""
+		line := make([]string, len(row))
 		for i, cell := range row {
 			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
+			line[i] = cell + pad
 			if t.right[i] {
-				line += pad + cell
-			} else {
-				line += cell + pad
+				line[i] = pad + cell
 			}
-			line += "  "
 		}
-		b.WriteString(strings.TrimRight(line, " ") + "\n")
+		b.WriteString(strings.TrimRight(strings.Join(line, "  "), " ") + "\n")
 	}
 	if _, err := io.WriteString(w, b.String()); err != nil {
 		return fmt.Errorf("write table: %w", err)

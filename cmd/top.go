@@ -44,7 +44,7 @@ func (t *topCmd) Run(e *env) error {
 	}
 	a := t.newAdmin()
 	screen, isFile := e.stdout.(*os.File)
-	live := !t.Once && !t.JSON && isFile && term.IsTerminal(int(screen.Fd())) //nolint:gosec // a descriptor fits an int
+	live := !t.Once && !t.JSON && isFile && term.IsTerminal(int(screen.Fd()))
 	if live {
 		fmt.Fprint(e.stdout, "\x1b[?1049h\x1b[?25l")       // other screen, no cursor
 		defer fmt.Fprint(e.stdout, "\x1b[?25h\x1b[?1049l") // and back
@@ -64,7 +64,7 @@ func (t *topCmd) Run(e *env) error {
 		now, at, err := t.look(e.ctx, a)
 		if err != nil {
 			if e.ctx.Err() != nil {
-				return nil //nolint:nilerr // stopped by its user
+				return nil
 			}
 			if t.Once {
 				return err

@@ -67,7 +67,7 @@ func ask(tb testing.TB, a *Admin, method, path, body string, headers ...string) 
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	response, err := client.Do(r)
 	require.NoError(tb, err)
-	defer response.Body.Close()
+	defer func() { require.NoError(tb, response.Body.Close()) }()
 	b, err := io.ReadAll(response.Body)
 	require.NoError(tb, err)
 	return response.StatusCode, b
@@ -181,7 +181,7 @@ func TestAdminRefuses(t *testing.T) {
 	require.Equal(t, http.StatusUnsupportedMediaType, code, "what a page in a browser can send is refused")
 	conn, err := net.Dial("tcp", a.Addr())
 	require.NoError(t, err)
-	defer conn.Close()
+	defer func() { require.NoError(t, conn.Close()) }()
 	_, err = fmt.Fprintf(conn, "POST /pin HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", adminBody+1)
 	require.NoError(t, err)
 	answer, err := bufio.NewReader(conn).ReadString('\n')
@@ -299,7 +299,7 @@ func FuzzAdmin(f *testing.F) {
 		}
 		conn, err := listener.Dial()
 		require.NoError(t, err)
-		defer conn.Close()
+		defer func() { require.NoError(t, conn.Close()) }()
 		require.NoError(t, conn.SetDeadline(time.Now().Add(fuzzPatience)))
 		if _, err := conn.Write(append(raw, "\r\n\r\n"...)); err != nil {
 			return // it has seen enough

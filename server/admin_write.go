@@ -167,7 +167,8 @@ func (r *adminCall) setVersion() (any, error) {
 	}
 	now := r.admin.server.Settings().Version
 	if v.Version < now || v.Version > meta.ClusterVersion {
-		return nil, badRequest("version %d: this member can raise it from %d up to %d; to go further, run a newer larder on every member first",
+		return nil, badRequest(
+			"version %d: this member can raise it from %d up to %d; to go further, run a newer larder on every member first",
 			v.Version, now, meta.ClusterVersion)
 	}
 	if v.Version != now {
@@ -239,7 +240,7 @@ func (r *adminCall) pin() (any, error) {
 		return nil, badRequest("ttl_ms: at most %d", uint64(maxPinMS))
 	}
 	results, err := r.admin.server.Pin(r.ctx, keys, PinSpec{
-		Owner: p.Owner, TTL: time.Duration(p.TTLMS) * time.Millisecond, Soft: p.Soft, //nolint:gosec // bounded above
+		Owner: p.Owner, TTL: time.Duration(p.TTLMS) * time.Millisecond, Soft: p.Soft,
 	})
 	return PinReply{results}, err
 }

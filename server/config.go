@@ -63,7 +63,7 @@ type Config struct {
 }
 
 // PeerConfig is one member of a new cluster.
-type PeerConfig struct {
+type PeerConfig struct { //nolint:recvcheck // String must work on values, as they stand in lists
 	ID     uint64 `yaml:"id"`     // for life, not 0
 	Addr   string `yaml:"addr"`   // host:port for the other members
 	Client string `yaml:"client"` // host:port for clients; default: Addr's host, port 7400

@@ -230,23 +230,24 @@ func (c *Config) WriteYAML(w io.Writer) error {
 
 // yamlLine formats one option. A secret one and an empty list become comments, so that reading it back changes nothing.
 func yamlLine(name string, field reflect.Value) string {
-	_, secret := field.Interface().(Secret)
+	_, secret := reflect.TypeAssert[Secret](field)
 	if secret || field.Kind() == reflect.Slice && field.Len() == 0 {
 		return "# " + name + ": " + formatValue(field)
 	}
 	if field.Kind() != reflect.Slice {
 		return name + ": " + yamlScalar(field)
 	}
-	s := name + ":"
+	var s strings.Builder
+	s.WriteString(name + ":")
 	for i := range field.Len() {
 		item := field.Index(i)
 		parts := make([]string, item.NumField())
 		for j := range parts {
 			parts[j] = item.Type().Field(j).Tag.Get("yaml") + ": " + yamlScalar(item.Field(j))
 		}
-		s += "\n  - {" + strings.Join(parts, ", ") + "}"
+		s.WriteString("\n  - {" + strings.Join(parts, ", ") + "}")
 	}
-	return s
+	return s.String()
 }
 
 // yamlScalar formats one value. Go's quoted strings are YAML's, since what was read from YAML is valid UTF-8.

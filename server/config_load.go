@@ -147,6 +147,7 @@ func readValue(node *yaml.Node, field reflect.Value) error {
 		if field.Kind() == reflect.Slice {
 			return errors.New("a list is expected: put \"- \" before each item")
 		}
+	default: // an alias
 	}
 	return errors.New("one value is expected, written out")
 }
@@ -158,13 +159,13 @@ func readList(node *yaml.Node, field reflect.Value) error {
 	for _, item := range node.Content {
 		elem := reflect.New(field.Type().Elem()).Elem()
 		var err error
-		switch {
-		case item.Kind == yaml.MappingNode:
+		switch item.Kind {
+		case yaml.MappingNode:
 			err = readMapping(item, elem)
-			if p, ok := elem.Addr().Interface().(*PeerConfig); ok && err == nil {
+			if p, ok := reflect.TypeAssert[*PeerConfig](elem.Addr()); ok && err == nil {
 				err = p.complete()
 			}
-		case item.Kind == yaml.ScalarNode:
+		case yaml.ScalarNode:
 			err = setScalar(elem, item.Value)
 		default:
 			err = errors.New("write the item as one text or as keys with values")

@@ -12,8 +12,8 @@ import (
 var requestTypes = func() []protocol.Type {
 	var list []protocol.Type
 	for t := range 256 {
-		if protocol.Type(t).Known() { //nolint:gosec // below 256
-			list = append(list, protocol.Type(t)) //nolint:gosec // below 256
+		if protocol.Type(t).Known() {
+			list = append(list, protocol.Type(t))
 		}
 	}
 	return list
@@ -169,6 +169,7 @@ func (m *metrics) collectIndex(e emitter, s *Status) {
 		e.gauge("regions", "Regions by state.", float64(x.Regions[state]), "state", state.String())
 	}
 	free, given := map[string]uint64{}, map[string]uint64{}
+	const pool = "Bytes of the pool's devices by tier; free = in no region."
 	tiers := []string{"cxl", "dram", "ssd"}
 	for i := range s.Devices {
 		d := &s.Devices[i]
@@ -179,8 +180,8 @@ func (m *metrics) collectIndex(e emitter, s *Status) {
 		if free[tier]+given[tier] == 0 {
 			continue
 		}
-		e.gauge("pool_bytes", "Bytes of the pool's devices by tier; free = in no region.", float64(free[tier]), "tier", tier, "state", "free")
-		e.gauge("pool_bytes", "Bytes of the pool's devices by tier; free = in no region.", float64(given[tier]), "tier", tier, "state", "allocated")
+		e.gauge("pool_bytes", pool, float64(free[tier]), "tier", tier, "state", "free")
+		e.gauge("pool_bytes", pool, float64(given[tier]), "tier", tier, "state", "allocated")
 	}
 	for _, reason := range removalReasons {
 		e.counter("entries_removed_total", "Entries that left the index.", x.Removed[reason], "reason", reason.String())

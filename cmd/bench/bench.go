@@ -131,12 +131,11 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 }
 
 // add adds a row without an aim.
-func (b *bench) add(r Row) *Row {
+func (b *bench) add(r Row) {
 	if r.Bound != 0 {
 		r.Ratio = r.Value / r.Bound
 	}
 	b.report.Rows = append(b.report.Rows, r)
-	return &b.report.Rows[len(b.report.Rows)-1]
 }
 
 // aim adds a row that should reach something.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"larder/protocol"
@@ -122,7 +123,7 @@ func (b *bench) three(pool server.Size) ([]*node, error) {
 		if err != nil {
 			return nil, err
 		}
-		cfg.NodeID = uint64(i + 1) //nolint:gosec // small
+		cfg.NodeID = uint64(i + 1)
 		for _, addr := range []*string{&cfg.Listen, &cfg.PeerListen} {
 			if *addr, err = freeAddress(b.ctx); err != nil {
 				return nil, err
@@ -161,8 +162,8 @@ func (b *bench) three(pool server.Size) ([]*node, error) {
 // removeAll removes nodes, the followers first, so that leadership does not move.
 func removeAll(nodes []*node) error {
 	var err error
-	for i := len(nodes) - 1; i >= 0; i-- {
-		err = errors.Join(err, nodes[i].remove())
+	for _, n := range slices.Backward(nodes) {
+		err = errors.Join(err, n.remove())
 	}
 	return err
 }
@@ -189,84 +190,96 @@ func keyOf(dst []byte, i uint64) []byte {
 	return dst
 }
 
-// load registers keys from to to, spread over sessions in batches, and returns entries per second and the latencies
-// of the requests. It stops when time is up, if each is not 0.
+// load registers the keys from up to to, spread over sessions in batches, and returns how many and what it took. It
+// stops when time is up, if each is not 0.
 func (b *bench) load(sessions []*session, depth, batch int, from, to uint64, each time.Duration) (entries uint64, _ *outcome, _ error) {
 	if each == 0 {
 		each = time.Hour
 	}
 	conns := make([]net.Conn, len(sessions))
-	registered := make([]uint64, len(sessions))
+	loaders := make([]*loader, len(sessions))
 	for i, s := range sessions {
 		conns[i] = s.conn
+		loaders[i] = newLoader(s, batch, from+uint64(i), uint64(len(sessions)), to)
 	}
-	stride := uint64(len(sessions)) //nolint:gosec // small
-	build := func(i int) builder {
-		s := sessions[i]
-		next := from + uint64(i) //nolint:gosec // small
-		keys := make([]byte, 0, 32*batch)
-		req := protocol.RegisterRequest{Entries: make([]protocol.RegisterEntry, 0, batch)}
-		return func(buf []byte, wire uint32) ([]byte, bool) {
-			keys, req.Entries = keys[:0], req.Entries[:0]
-			for len(req.Entries) < batch && next < to {
-				var e protocol.RegisterEntry
-				if !s.place(&e) {
-					break
-				}
-				at := len(keys)
-				keys = keyOf(keys, next)
-				e.Key = keys[at:]
-				req.Entries = append(req.Entries, e)
-				next += stride
-			}
-			if len(req.Entries) == 0 {
-				return buf, false
-			}
-			registered[i] += uint64(len(req.Entries))
-			req.Mutation = s.mutation(wire)
-			t := protocol.TypeBatchRegister
-			if batch == 1 {
-				t = protocol.TypeRegister
-			}
-			buf, mark := protocol.BeginFrame(buf, t, wire)
-			return protocol.EndFrame(req.AppendAs(buf, t), mark), true
-		}
-	}
-	check := func(i int) checker {
-		var reply protocol.RegisterReply
-		t := protocol.TypeBatchRegister
-		if batch == 1 {
-			t = protocol.TypeRegister
-		}
-		return func(h protocol.Header, payload []byte) error {
-			sessions[i].answer(h.Sequence)
-			if err := reply.DecodeAs(payload, t); err != nil {
-				return fmt.Errorf("register: %w", err)
-			}
-			if err := reply.Err(); err != nil {
-				return fmt.Errorf("register: %w", err)
-			}
-			for k := range reply.Results {
-				if !reply.Results[k].IsNew {
-					return fmt.Errorf("register: entry %d is not new: %v", k, reply.Results[k].Code)
-				}
-			}
-			return nil
-		}
-	}
-	o, err := driveAll(conns, depth, each, build, check)
-	for _, n := range registered {
-		entries += n
+	o, err := driveAll(conns, depth, each,
+		func(i int) builder { return loaders[i].build },
+		func(i int) checker { return loaders[i].check })
+	for _, l := range loaders {
+		entries += l.registered
 	}
 	return entries, o, err
 }
 
-// sessions opens wire-level sessions with a region each.
-func (b *bench) sessions(n *node, count int, pageSize, size uint64) ([]*session, error) {
+// loader registers every stride-th key from next up to end in one session.
+type loader struct {
+	s                 *session
+	typ               protocol.Type
+	batch             int
+	next, stride, end uint64
+	registered        uint64
+	keys              []byte
+	req               protocol.RegisterRequest
+	reply             protocol.RegisterReply
+}
+
+// newLoader makes a loader.
+func newLoader(s *session, batch int, next, stride, end uint64) *loader {
+	l := &loader{s: s, typ: protocol.TypeBatchRegister, batch: batch, next: next, stride: stride, end: end}
+	if batch == 1 {
+		l.typ = protocol.TypeRegister
+	}
+	l.keys = make([]byte, 0, 32*batch)
+	l.req.Entries = make([]protocol.RegisterEntry, 0, batch)
+	return l
+}
+
+// build appends the next request; none when the keys or the region's pages have run out.
+func (l *loader) build(buf []byte, wire uint32) ([]byte, bool) {
+	l.keys, l.req.Entries = l.keys[:0], l.req.Entries[:0]
+	for len(l.req.Entries) < l.batch && l.next < l.end {
+		var e protocol.RegisterEntry
+		if !l.s.place(&e) {
+			break
+		}
+		at := len(l.keys)
+		l.keys = keyOf(l.keys, l.next)
+		e.Key = l.keys[at:]
+		l.req.Entries = append(l.req.Entries, e)
+		l.next += l.stride
+	}
+	if len(l.req.Entries) == 0 {
+		return buf, false
+	}
+	l.registered += uint64(len(l.req.Entries))
+	l.req.Mutation = l.s.mutation(wire)
+	buf, mark := protocol.BeginFrame(buf, l.typ, wire)
+	return protocol.EndFrame(l.req.AppendAs(buf, l.typ), mark), true
+}
+
+// check makes sure that every entry was new.
+func (l *loader) check(h protocol.Header, payload []byte) error {
+	l.s.answer(h.Sequence)
+	if err := l.reply.DecodeAs(payload, l.typ); err != nil {
+		return fmt.Errorf("register: %w", err)
+	}
+	if err := l.reply.Err(); err != nil {
+		return fmt.Errorf("register: %w", err)
+	}
+	for k := range l.reply.Results {
+		if !l.reply.Results[k].IsNew {
+			return fmt.Errorf("register: entry %d is not new: %v", k, l.reply.Results[k].Code)
+		}
+	}
+	return nil
+}
+
+// sessions opens a wire-level session with a region on each connection.
+func (b *bench) sessions(n *node, size uint64) ([]*session, error) {
 	network, address := splitAddress(n.Addr())
-	list := make([]*session, 0, count)
-	for i := range count {
-		s, err := openSession(b.ctx, network, address, fmt.Sprintf("bench-%d", i), pageSize, size)
+	list := make([]*session, 0, connections)
+	for i := range connections {
+		s, err := openSession(b.ctx, network, address, fmt.Sprintf("bench-%d", i), page, size)
 		if err != nil {
 			hangUp(list)
 			return nil, err

@@ -82,7 +82,7 @@ func (b *bench) dataRates(size, batch int, checksums bool) (put, get float64, er
 	total := dataKeys / size
 	// The first pass maps and faults the pool's pages in; the second, on the same pages, is measured.
 	for pass := range 2 {
-		base := uint64(pass) << 32 //nolint:gosec // 0 or 1
+		base := uint64(pass) << 32
 		if put, err = b.each(total/batch, func(i int) error { return putOne(b.ctx, c, base, i, batch, value) }, size*batch); err != nil {
 			return 0, 0, err
 		}
@@ -210,8 +210,8 @@ func (b *bench) fullPool() (err error) {
 			return fmt.Errorf("open: %w", err)
 		}
 		wg.Go(func() {
-			defer c.Close(context.WithoutCancel(b.ctx)) //nolint:errcheck // its regions stay readable
-			value := bytes.Repeat([]byte{byte(w)}, smallValue)
+			defer c.Close(context.WithoutCancel(b.ctx))        //nolint:errcheck // its regions stay readable
+			value := bytes.Repeat([]byte{byte(w)}, smallValue) //nolint:gosec // below connections
 			for i := 0; time.Since(begin) < 2*b.Time; i++ {
 				if err := putOne(b.ctx, c, uint64(w)<<40, i, batchItems, value); err != nil { //nolint:gosec // small
 					failed.Add(1)

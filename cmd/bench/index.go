@@ -34,7 +34,7 @@ func (b *bench) lookups() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.remove()) }()
-	writers, err := b.sessions(n, connections, page, lookupEntries/connections*page)
+	writers, err := b.sessions(n, lookupEntries/connections*page)
 	if err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ func (b *bench) registers() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.remove()) }()
-	writers, err := b.sessions(n, connections, page, 512<<20)
+	writers, err := b.sessions(n, 512<<20)
 	if err != nil {
 		return err
 	}
@@ -234,7 +234,7 @@ func (b *bench) registerOn(start func() ([]*node, error)) (rate float64, err err
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, removeAll(nodes)) }()
-	writers, err := b.sessions(nodes[0], connections, page, 512<<20)
+	writers, err := b.sessions(nodes[0], 512<<20)
 	if err != nil {
 		return 0, err
 	}
@@ -362,7 +362,7 @@ func (b *bench) policyRun(name string, entries uint64) (rate, tail float64, err 
 		return 0, 0, err
 	}
 	defer func() { err = errors.Join(err, n.remove()) }()
-	writers, err := b.sessions(n, connections, page, 256<<20)
+	writers, err := b.sessions(n, 256<<20)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -389,7 +389,7 @@ func (b *bench) restartWith(entries uint64, most time.Duration) (err error) {
 	}
 	defer func() { err = errors.Join(err, n.remove()) }()
 	before := heap()
-	writers, err := b.sessions(n, connections, page, (entries/connections+1)*page)
+	writers, err := b.sessions(n, (entries/connections+1)*page)
 	if err != nil {
 		return err
 	}
@@ -450,7 +450,7 @@ func (b *bench) lookupRateOnce(n *node, entries uint64) (string, error) {
 	defer closeAll(conns)
 	req := protocol.KeysRequest{Keys: make([][]byte, sample)}
 	for i := range req.Keys {
-		req.Keys[i] = keyOf(nil, uint64(i)*(entries/sample)) //nolint:gosec // small
+		req.Keys[i] = keyOf(nil, uint64(i)*(entries/sample))
 	}
 	found := 0
 	_, err = driveAll(conns, 1, time.Minute, func(int) builder {

@@ -68,7 +68,9 @@ func closeAll(conns []net.Conn) {
 
 // driveAll keeps depth requests in flight on each connection for a time, or until the builders end, and waits for
 // their replies.
-func driveAll(conns []net.Conn, depth int, each time.Duration, build func(conn int) builder, check func(conn int) checker) (*outcome, error) {
+func driveAll(
+	conns []net.Conn, depth int, each time.Duration, build func(conn int) builder, check func(conn int) checker,
+) (*outcome, error) {
 	var (
 		wg    sync.WaitGroup
 		mu    sync.Mutex
@@ -101,59 +103,81 @@ func driveAll(conns []net.Conn, depth int, each time.Duration, build func(conn i
 // drive is a client in one goroutine: it writes as many requests as replies that a read brought, so that bursts stay
 // bursts and a client costs as little as one can.
 func drive(conn net.Conn, depth int, end time.Time, build builder, check checker) (*outcome, error) {
-	var o outcome
-	r := protocol.NewReader(conn)
-	sent := make([]time.Time, depth)
-	var buf []byte
-	seq, outstanding, more := uint32(0), 0, true
-	next := func(now time.Time) {
-		if !more || now.After(end) {
-			more = false
-			return
-		}
-		seq++
-		if buf, more = build(buf, seq); more {
-			sent[int(seq)%depth] = now
-			outstanding++
-		}
+	d := &driver{
+		reader: protocol.NewReader(conn), end: end, build: build, check: check, sent: make([]time.Time, depth), more: true,
 	}
 	now := time.Now()
 	for range depth {
-		next(now)
+		d.next(now)
 	}
-	for outstanding > 0 {
-		if len(buf) > 0 {
-			if _, err := conn.Write(buf); err != nil {
-				return &o, fmt.Errorf("write: %w", err)
+	for d.outstanding > 0 {
+		if len(d.buf) > 0 {
+			if _, err := conn.Write(d.buf); err != nil {
+				return &d.outcome, fmt.Errorf("write: %w", err)
 			}
-			buf = buf[:0]
+			d.buf = d.buf[:0]
 		}
-		for {
-			h, payload, err := r.Next()
-			if err != nil {
-				return &o, fmt.Errorf("read: %w", err)
-			}
-			if h.Sequence == 0 {
-				continue // a push
-			}
-			if check != nil {
-				if err := check(h, payload); err != nil {
-					return &o, err
-				}
-			}
-			now = time.Now()
-			if len(o.latency) < latencySamples {
-				o.latency = append(o.latency, now.Sub(sent[int(h.Sequence)%depth]))
-			}
-			o.requests++
-			outstanding--
-			next(now)
-			if !r.Buffered() {
-				break
-			}
+		if err := d.readBurst(); err != nil {
+			return &d.outcome, err
 		}
 	}
-	return &o, nil
+	return &d.outcome, nil
+}
+
+// driver is the state of drive.
+type driver struct {
+	outcome
+
+	reader      *protocol.Reader
+	end         time.Time
+	build       builder
+	check       checker
+	sent        []time.Time // by frame sequence modulo the depth
+	buf         []byte
+	seq         uint32
+	outstanding int
+	more        bool
+}
+
+// next appends a request to what is to be written, unless the load is over.
+func (d *driver) next(now time.Time) {
+	if !d.more || now.After(d.end) {
+		d.more = false
+		return
+	}
+	d.seq++
+	if d.buf, d.more = d.build(d.buf, d.seq); d.more {
+		d.sent[int(d.seq)%len(d.sent)] = now
+		d.outstanding++
+	}
+}
+
+// readBurst takes the replies that one read of the connection brings, at least one.
+func (d *driver) readBurst() error {
+	for {
+		h, payload, err := d.reader.Next()
+		if err != nil {
+			return fmt.Errorf("read: %w", err)
+		}
+		if h.Sequence == 0 {
+			continue // a push
+		}
+		if d.check != nil {
+			if err := d.check(h, payload); err != nil {
+				return err
+			}
+		}
+		now := time.Now()
+		if len(d.latency) < latencySamples {
+			d.latency = append(d.latency, now.Sub(d.sent[int(h.Sequence)%len(d.sent)]))
+		}
+		d.requests++
+		d.outstanding--
+		d.next(now)
+		if !d.reader.Buffered() {
+			return nil
+		}
+	}
 }
 
 // encoder and decoder are messages.
@@ -207,7 +231,7 @@ func openSession(ctx context.Context, network, address, instance string, pageSiz
 	}
 	var hello protocol.HandshakeReply
 	err = exchange(s.conn, protocol.TypeHandshake, &protocol.HandshakeRequest{
-		ClientVersion: 1, InstanceID: instance, Protocol: protocol.Version, TTLMS: uint64(time.Hour.Milliseconds()),
+		ClientVersion: 1, InstanceID: instance, Protocol: protocol.Version, TTLMS: uint64(time.Hour / time.Millisecond),
 	}, &hello)
 	if err == nil {
 		err = hello.Err()

@@ -63,8 +63,9 @@ type source struct {
 // sources parses every Go file of the checkout.
 func sources(t *testing.T) []source {
 	t.Helper()
-	var list []source
-	for _, path := range files(t, ".go") {
+	paths := files(t, ".go")
+	list := make([]source, 0, len(paths))
+	for _, path := range paths {
 		text, err := os.ReadFile(filepath.Join(root, path))
 		require.NoError(t, err)
 		parsed, err := parser.ParseFile(token.NewFileSet(), path, text, parser.ParseComments)
@@ -121,7 +122,7 @@ func TestImportOrder(t *testing.T) {
 				continue
 			}
 			folder, _, _ := strings.Cut(inside, "/")
-			if folder == src.folder || src.test && row(t, folder) <= row(t, src.folder) && folder != "cmd" {
+			if folder == src.folder || src.test && (folder != "cmd" || src.folder == "integration") {
 				continue // a test may use what is above it, to be driven by the real thing
 			}
 			if src.folder == "examples" && folder == "cmd" {
@@ -195,6 +196,7 @@ func TestFilesAndLinesAreShort(t *testing.T) {
 		lines := 0
 		for line := range strings.Lines(string(src.text)) {
 			lines++
+			line, _, _ = strings.Cut(line, " //nolint:") // its reason may follow where there is room
 			columns := utf8.RuneCountInString(strings.ReplaceAll(strings.TrimRight(line, "\n"), "\t", "    "))
 			if columns > maxColumns && !strings.Contains(line, "`") && !strings.Contains(line, "://") && !src.test {
 				t.Errorf("%s:%d: %d columns, the most is %d", src.path, lines, columns, maxColumns)
