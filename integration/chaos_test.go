@@ -72,7 +72,7 @@ func TestChaosPowerLoss(t *testing.T) {
 	}
 	l.reader(c.open(client.Config{}))
 	probe := l.prober(c.open(client.Config{}))
-	var stood []time.Duration
+	stood := make([]time.Duration, 0, 3)
 	for range 3 {
 		time.Sleep(time.Second + time.Duration(rand.Int64N(int64(time.Second))))
 		for _, n := range c.nodes {

@@ -127,7 +127,7 @@ func childHold(x *client.Client, cfg childConfig) error {
 
 // child is a client in a process of its own.
 type child struct {
-	t     testing.TB
+	t     *testing.T
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
 	errs  limitedBuffer
@@ -138,7 +138,7 @@ type child struct {
 }
 
 // startChild starts a client in a process of its own. What it says of its operations goes into the ledger.
-func startChild(t testing.TB, c *cluster, l *ledger, job string, cfg childConfig) *child {
+func startChild(t *testing.T, c *cluster, l *ledger, job string, cfg childConfig) *child {
 	t.Helper()
 	cfg.Addrs = c.addrs()
 	args, err := json.Marshal(cfg)
@@ -231,6 +231,6 @@ func (k *child) kill() {
 	}
 	k.cmd.Process.Kill() //nolint:errcheck // it may have ended
 	<-k.done
-	k.cmd.Wait() //nolint:errcheck // killed
-	k.stdin.Close()
+	k.cmd.Wait()    //nolint:errcheck // killed
+	k.stdin.Close() //nolint:errcheck // the other end is gone
 }

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -49,7 +48,7 @@ type clusterOptions struct {
 
 // cluster is a set of masters of one host, with one pool.
 type cluster struct {
-	t     testing.TB
+	t     *testing.T
 	dir   string
 	pool  string // path of the pool's file
 	size  string
@@ -62,7 +61,7 @@ type cluster struct {
 var clusters atomic.Uint64
 
 // startCluster starts masters and waits until one of them leads. They end with the test.
-func startCluster(t testing.TB, o clusterOptions) *cluster {
+func startCluster(t *testing.T, o clusterOptions) *cluster {
 	t.Helper()
 	c := newCluster(t, o)
 	for _, n := range c.nodes {
@@ -73,7 +72,7 @@ func startCluster(t testing.TB, o clusterOptions) *cluster {
 }
 
 // newCluster prepares masters without starting them.
-func newCluster(t testing.TB, o clusterOptions) *cluster {
+func newCluster(t *testing.T, o clusterOptions) *cluster {
 	t.Helper()
 	larder(t)
 	if o.pool == "" {
@@ -94,7 +93,7 @@ func newCluster(t testing.TB, o clusterOptions) *cluster {
 			n.dir = o.dataDir(n.id)
 		}
 	}
-	var peers []string
+	peers := make([]string, 0, len(c.nodes))
 	for _, n := range c.nodes {
 		peers = append(peers, fmt.Sprintf("--peers=%d=%s/%s/%s", n.id, n.peer, n.client, n.admin))
 	}
@@ -122,7 +121,7 @@ func (c *cluster) addNode(id uint64) *node {
 
 // addrs lists the client addresses of all members.
 func (c *cluster) addrs() []string {
-	var addrs []string
+	addrs := make([]string, 0, len(c.nodes))
 	for _, n := range c.nodes {
 		addrs = append(addrs, n.client)
 	}
@@ -131,7 +130,7 @@ func (c *cluster) addrs() []string {
 
 // adminFlags are the flags with which larder ctl finds the cluster.
 func (c *cluster) adminFlags() []string {
-	var flags []string
+	flags := make([]string, 0, 2*len(c.nodes))
 	for _, n := range c.nodes {
 		flags = append(flags, "--admin="+n.admin, "--addr="+n.client)
 	}
@@ -247,7 +246,7 @@ const (
 
 // node is one master's process.
 type node struct {
-	t                   testing.TB
+	t                   *testing.T
 	id                  uint64
 	dir                 string
 	client, peer, admin string // addresses
@@ -312,7 +311,7 @@ func (n *node) signal(s syscall.Signal) {
 	if err := n.cmd.Process.Signal(s); !errors.Is(err, os.ErrProcessDone) {
 		require.NoError(n.t, err)
 	}
-	switch s {
+	switch s { //nolint:exhaustive // the others end the process, or do nothing
 	case syscall.SIGSTOP:
 		n.is = stopped
 	case syscall.SIGCONT:
@@ -405,29 +404,16 @@ const maxLogLines = 150
 var adminClient = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 3 * time.Second}
 
 // get asks the member's admin, and decodes its answer into out unless that is nil.
-func (n *node) get(path string, out any) error { return n.call(http.MethodGet, path, nil, out) }
-
-// post asks the member's admin for a change.
-func (n *node) post(path string, in, out any) error { return n.call(http.MethodPost, path, in, out) }
-
-func (n *node) call(method, path string, in, out any) error {
-	var body []byte
-	if in != nil {
-		var err error
-		if body, err = json.Marshal(in); err != nil {
-			return err
-		}
-	}
-	r, err := http.NewRequestWithContext(n.t.Context(), method, "http://"+n.admin+path, bytes.NewReader(body))
+func (n *node) get(path string, out any) error {
+	r, err := http.NewRequestWithContext(n.t.Context(), http.MethodGet, "http://"+n.admin+path, http.NoBody)
 	if err != nil {
 		return err
 	}
-	r.Header.Set("Content-Type", "application/json")
 	response, err := adminClient.Do(r)
 	if err != nil {
 		return err
 	}
-	defer response.Body.Close()
+	defer response.Body.Close() //nolint:errcheck // opened for reading
 	b, err := io.ReadAll(response.Body)
 	if err != nil {
 		return err
@@ -458,7 +444,7 @@ var ports struct {
 }
 
 // freeAddr returns a loopback address that nobody listens on.
-func freeAddr(t testing.TB) string {
+func freeAddr(t *testing.T) string {
 	t.Helper()
 	ports.mu.Lock()
 	defer ports.mu.Unlock()

@@ -3,6 +3,7 @@ package integration
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,21 +15,26 @@ import (
 // poolFaults are what can happen to a pool's file while no master runs.
 var poolFaults = map[string]func(t *testing.T, c *cluster){
 	"removed": func(t *testing.T, c *cluster) {
+		t.Helper()
 		require.NoError(t, os.Remove(c.pool))
 	},
 	"emptied": func(t *testing.T, c *cluster) {
+		t.Helper()
 		require.NoError(t, os.Truncate(c.pool, 0))
 	},
 	"emptied and grown again": func(t *testing.T, c *cluster) {
+		t.Helper()
 		info, err := os.Stat(c.pool)
 		require.NoError(t, err)
 		require.NoError(t, os.Truncate(c.pool, 0))
 		require.NoError(t, os.Truncate(c.pool, info.Size()))
 	},
 	"cut": func(t *testing.T, c *cluster) {
+		t.Helper()
 		require.NoError(t, os.Truncate(c.pool, 8<<20))
 	},
 	"replaced by a file of zeros": func(t *testing.T, c *cluster) {
+		t.Helper()
 		info, err := os.Stat(c.pool)
 		require.NoError(t, err)
 		require.NoError(t, os.Remove(c.pool))
@@ -131,7 +137,7 @@ func TestDataDirectoriesThatAreNotRight(t *testing.T) {
 	t.Run("another cluster's", func(t *testing.T) {
 		follower.kill()
 		flags := follower.flags
-		follower.flags = append(flags[:len(flags):len(flags)], "--cluster-name=elsewhere")
+		follower.flags = slices.Concat(flags, []string{"--cluster-name=elsewhere"})
 		refusedStart(t, follower, "cluster")
 		follower.flags = flags
 	})

@@ -3,7 +3,6 @@ package integration
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -174,5 +173,5 @@ func (p *resume) summary(since time.Time) string {
 			took = append(took, s.to.Sub(s.from))
 		}
 	}
-	return fmt.Sprintf("stores took %s", percentiles(took))
+	return "stores took " + percentiles(took)
 }

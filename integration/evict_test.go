@@ -23,7 +23,7 @@ func (c *cluster) evictions() (own, departed, other uint64) {
 }
 
 // fill stores n values of size bytes each under name, in batches. No store may fail.
-func fill(t testing.TB, x *client.Client, name string, n, size int) {
+func fill(t *testing.T, x *client.Client, name string, n, size int) {
 	t.Helper()
 	for from := 0; from < n; from += fillBatch {
 		items := make([]client.Item, min(fillBatch, n-from))
@@ -40,7 +40,7 @@ func fill(t testing.TB, x *client.Client, name string, n, size int) {
 const fillBatch = 16
 
 // held counts which of the n values that fill stored are there, and verifies those.
-func held(t testing.TB, x *client.Client, name string, n int) int {
+func held(t *testing.T, x *client.Client, name string, n int) int {
 	t.Helper()
 	count := 0
 	for from := 0; from < n; from += 64 {
@@ -112,7 +112,7 @@ func TestPausedClientIsFencedUntilItIsGone(t *testing.T) {
 func TestOwnEntriesAreEvictedBeforeThoseOfOthers(t *testing.T) {
 	c := startCluster(t, clusterOptions{pool: "66MiB"})
 	const clients, each = 4, 4 * regionSize / pageSize
-	var all []*client.Client
+	all := make([]*client.Client, 0, clients)
 	for i := range clients {
 		x := c.open(client.Config{})
 		fill(t, x, fmt.Sprintf("c%d", i), each, pageSize)
@@ -134,7 +134,7 @@ func TestRegionIsTakenFromBusyClient(t *testing.T) {
 	c := startCluster(t, clusterOptions{members: 3, pool: "34MiB", flags: []string{"--min-region-age=100ms"}})
 	l := newLoad(t, c)
 	l.mayLose = true
-	var busy []*client.Client
+	busy := make([]*client.Client, 0, 2)
 	for i := range 2 {
 		x := c.open(client.Config{})
 		busy = append(busy, x)

@@ -73,15 +73,15 @@ var keyModel = porcupine.Model{
 
 // recorder writes down a history.
 type recorder struct {
-	t     testing.TB
+	t     *testing.T
 	begun time.Time
 	mu    sync.Mutex
 	ops   []porcupine.Operation
 }
 
 // do carries out one operation. What fails has an unknown outcome, and no end.
-func (r *recorder) do(id int, in opInput, f func(ctx context.Context) (opOutput, error)) {
-	ctx, cancel := context.WithTimeout(context.Background(), 700*time.Millisecond) // some end in an election
+func (r *recorder) do(parent context.Context, id int, in opInput, f func(ctx context.Context) (opOutput, error)) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(parent), 700*time.Millisecond) // some end in an election
 	defer cancel()
 	call := time.Since(r.begun)
 	out, err := f(ctx)
@@ -155,17 +155,17 @@ func (r *recorder) work(ctx context.Context, id int, x *client.Client, keys int)
 		case opPut:
 			in.version = uint64(id+1)<<32 | n
 			value := makeValue(nil, in.key, in.version, 2000)
-			r.do(id, in, func(ctx context.Context) (opOutput, error) {
+			r.do(ctx, id, in, func(ctx context.Context) (opOutput, error) {
 				res, err := x.Put(ctx, []byte(in.key), value)
 				return opOutput{done: res.Stored}, err
 			})
 		case opDelete:
-			r.do(id, in, func(ctx context.Context) (opOutput, error) {
+			r.do(ctx, id, in, func(ctx context.Context) (opOutput, error) {
 				found, err := x.Delete(ctx, []byte(in.key))
 				return opOutput{done: err == nil && found[0]}, err
 			})
 		default:
-			r.do(id, in, func(ctx context.Context) (opOutput, error) {
+			r.do(ctx, id, in, func(ctx context.Context) (opOutput, error) {
 				value, err := x.Get(ctx, []byte(in.key), nil)
 				if errors.Is(err, client.ErrNotFound) {
 					return opOutput{}, nil

@@ -53,6 +53,7 @@ func header(magic uint16, version uint8, typ protocol.Type, length uint32) []byt
 
 // badFrames sends bytes that are no frames: the connection ends.
 func badFrames(t *testing.T, addr string) {
+	t.Helper()
 	for name, b := range map[string][]byte{
 		"noise":       []byte("GET / HTTP/1.1\r\nHost: larder\r\n\r\n"),
 		"magic":       header(0xCF01, 1, protocol.TypeHeartbeat, 0),
@@ -79,6 +80,7 @@ func badFrames(t *testing.T, addr string) {
 
 // badMessages sends frames whose payloads are not what their types promise: an error each, and the connection goes on.
 func badMessages(t *testing.T, addr string) {
+	t.Helper()
 	conn := dialRaw(t, addr)
 	long := []byte(strings.Repeat("k", protocol.MaxKeyBytes+1))
 	many := make([][]byte, protocol.MaxBatch+1)
@@ -118,6 +120,7 @@ func badMessages(t *testing.T, addr string) {
 
 // badRegisters registers what does not fit its region.
 func badRegisters(t *testing.T, addr string) {
+	t.Helper()
 	conn := dialRaw(t, addr)
 	conn.handshake("hostile")
 	given, err := conn.alloc(protocol.AllocRequest{
@@ -137,9 +140,8 @@ func badRegisters(t *testing.T, addr string) {
 			Key: []byte(key), RegionID: region.RegionID, KVOffset: offset, KVLength: length, Epoch: region.Epoch,
 		}
 	}
-	seq := uint64(1)
-	require.NoError(t, conn.register(2, entry("hostile/ok", 0, 100)))
-	seq = 2
+	seq := uint64(2)
+	require.NoError(t, conn.register(seq, entry("hostile/ok", 0, 100)))
 	foreign, stale, nowhere := entry("a", 0, 100), entry("a", pageSize, 100), entry("a", 0, 100)
 	foreign.RegionID, foreign.Epoch = other.Region.RegionID, other.Region.Epoch
 	stale.Epoch += 7
@@ -175,6 +177,7 @@ func badRegisters(t *testing.T, addr string) {
 
 // badAllocs asks for memory that cannot be given.
 func badAllocs(t *testing.T, addr string) {
+	t.Helper()
 	conn := dialRaw(t, addr)
 	conn.handshake("greedy")
 	seq := uint64(0)
@@ -205,9 +208,10 @@ func badAllocs(t *testing.T, addr string) {
 
 // neverReads has a client ask without end and read nothing: it is cut off.
 func neverReads(t *testing.T, addr string, x *client.Client) {
+	t.Helper()
 	conn, err := net.Dial("tcp", addr)
 	require.NoError(t, err)
-	defer conn.Close()
+	defer conn.Close() //nolint:errcheck // cut off already
 	keys := make([][]byte, 1024)
 	for i := range keys {
 		keys[i] = fmt.Appendf(nil, "sound/%d", i%64)
@@ -234,13 +238,14 @@ func neverReads(t *testing.T, addr string, x *client.Client) {
 
 // idleConnections opens many connections that say nothing.
 func idleConnections(t *testing.T, c *cluster, others func(*testing.T)) {
+	t.Helper()
 	const n = 2000
 	before, err := c.nodes[0].status()
 	require.NoError(t, err)
 	conns := make([]net.Conn, 0, n)
 	defer func() {
 		for _, conn := range conns {
-			conn.Close()
+			conn.Close() //nolint:errcheck // cut off already
 		}
 	}()
 	for range n {

@@ -18,7 +18,7 @@ import (
 
 // load is a set of clients that store, read, delete and verify for as long as a test wants.
 type load struct {
-	t       testing.TB
+	t       *testing.T
 	c       *cluster
 	ledger  *ledger
 	mayLose bool // entries may be evicted
@@ -33,7 +33,8 @@ type load struct {
 }
 
 // newLoad prepares a load. It is stopped at the test's end, if not before.
-func newLoad(t testing.TB, c *cluster) *load {
+func newLoad(t *testing.T, c *cluster) *load {
+	t.Helper()
 	l := &load{t: t, c: c, ledger: newLedger()}
 	l.ctx, l.cancel = context.WithCancel(t.Context())
 	t.Cleanup(l.end)
@@ -80,15 +81,13 @@ const pace = 2 * time.Millisecond
 
 // goPaced runs f until the load is stopped.
 func (l *load) goPaced(f func(r *rand.Rand)) {
-	l.wg.Add(1)
-	go func() {
-		defer l.wg.Done()
+	l.wg.Go(func() {
 		r := rand.New(rand.NewPCG(rand.Uint64(), 1))
 		for l.ctx.Err() == nil {
 			f(r)
 			time.Sleep(time.Duration(r.Int64N(2 * int64(pace))))
 		}
-	}()
+	})
 }
 
 // writer stores keys of its own through x, at most live at a time, deletes the oldest, and stores some again.
@@ -308,7 +307,7 @@ func (p *resume) after(at time.Time) time.Duration {
 }
 
 // await waits for a store that was called after at, and returns how long after it that was acknowledged.
-func (p *resume) await(t testing.TB, at time.Time) time.Duration {
+func (p *resume) await(t *testing.T, at time.Time) time.Duration {
 	t.Helper()
 	var d time.Duration
 	within(t, "writes again", func() error {

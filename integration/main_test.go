@@ -45,7 +45,7 @@ var built struct {
 }
 
 // larder returns the path of the program under test.
-func larder(t testing.TB) string {
+func larder(t *testing.T) string {
 	t.Helper()
 	if path := os.Getenv("LARDER_BINARY"); path != "" {
 		return path
@@ -68,7 +68,7 @@ func larder(t testing.TB) string {
 }
 
 // run executes the program to its end and returns what it wrote.
-func run(t testing.TB, args ...string) (stdout, stderr string, err error) {
+func run(t *testing.T, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), hang)
 	defer cancel()
@@ -80,7 +80,7 @@ func run(t testing.TB, args ...string) (stdout, stderr string, err error) {
 }
 
 // chaosTime is for how long tests that inject faults at random go on, at least: longer where LARDER_CHAOS_TIME says so.
-func chaosTime(t testing.TB) time.Duration {
+func chaosTime(t *testing.T) time.Duration {
 	t.Helper()
 	text := os.Getenv("LARDER_CHAOS_TIME")
 	if text == "" {
@@ -100,7 +100,7 @@ func skipShort(t *testing.T) {
 }
 
 // within calls try until it returns nil, and fails the test with its last error when that takes longer than hang.
-func within(t testing.TB, what string, try func() error) {
+func within(t *testing.T, what string, try func() error) {
 	t.Helper()
 	var err error
 	for end := time.Now().Add(hang); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {

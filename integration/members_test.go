@@ -3,8 +3,9 @@ package integration
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -34,10 +35,11 @@ func TestMembersChangeUnderLoad(t *testing.T) {
 	for i, leaving := range old {
 		joining := c.addNode(uint64(100 + i))
 		joining.flags = append(joining.flags, "--join")
-		c.ctl("members", "add", "--id", fmt.Sprint(joining.id), "--client-addr", joining.client, "--admin-addr", joining.admin, joining.peer)
+		id := strconv.FormatUint(joining.id, 10)
+		c.ctl("members", "add", "--id", id, "--client-addr", joining.client, "--admin-addr", joining.admin, joining.peer)
 		joining.start()
 		within(t, "promotion", func() error {
-			_, errs, err := run(t, append(append([]string{"ctl"}, c.adminFlags()...), "members", "promote", fmt.Sprint(joining.id))...)
+			_, errs, err := run(t, append(append([]string{"ctl"}, c.adminFlags()...), "members", "promote", id)...)
 			if err != nil {
 				return errors.New(errs)
 			}
@@ -46,11 +48,11 @@ func TestMembersChangeUnderLoad(t *testing.T) {
 		joining.ready()
 		if i == 0 {
 			at := time.Now()
-			c.ctl("transfer-leader", fmt.Sprint(joining.id))
+			c.ctl("transfer-leader", id)
 			require.Equal(t, joining.id, c.leader().id)
 			t.Logf("leadership was handed over; a store was acknowledged %v after it was asked for", probe.await(t, at))
 		}
-		c.ctl("members", "remove", fmt.Sprint(leaving.id))
+		c.ctl("members", "remove", strconv.FormatUint(leaving.id, 10))
 		within(t, "end of the removed member", func() error {
 			if leaving.state() != down {
 				return errors.New("it still runs")
@@ -76,7 +78,7 @@ func TestOrderlyStopHandsLeadershipOver(t *testing.T) {
 	l := newLoad(t, c)
 	probe := l.prober(c.open(client.Config{}))
 	l.reader(c.open(client.Config{}))
-	var stood []time.Duration
+	stood := make([]time.Duration, 0, 3)
 	for range 3 {
 		probe.await(t, time.Now())
 		leader := c.leader()
@@ -128,17 +130,16 @@ func TestRestoredSnapshotServesNothingOld(t *testing.T) {
 func TestReplayGoesOnWhileLeadersDie(t *testing.T) {
 	skipShort(t)
 	c := startCluster(t, clusterOptions{members: 3, pool: "66MiB"})
-	args := []string{"replay", "--clients=3", "--page=16KiB", "--region=1MiB", "--requests=1500", "--speed=0", "--json", "--quiet", "--checksums"}
-	for _, n := range c.nodes {
-		args = append(args, "--addr="+n.client, "--admin="+n.admin)
-	}
+	args := slices.Concat([]string{
+		"replay", "--clients=3", "--page=16KiB", "--region=1MiB", "--requests=1500", "--json", "--quiet", "--checksums",
+	}, c.adminFlags())
 	type outcome struct {
 		out, errs string
 		err       error
 	}
 	done := make(chan outcome, 1)
 	go func() {
-		out, errs, err := run(t, args...)
+		out, errs, err := run(t, args...) //nolint:testifylint // the program was built before
 		done <- outcome{out, errs, err}
 	}()
 	kills := 0

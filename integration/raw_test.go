@@ -17,7 +17,7 @@ import (
 // rawConn speaks the protocol on one connection to one master, follows no redirection, retries nothing, and can send
 // what no sound client sends.
 type rawConn struct {
-	t    testing.TB
+	t    *testing.T
 	conn net.Conn
 	seq  uint32
 
@@ -38,7 +38,7 @@ type rawReply struct {
 var errNoReply = errors.New("the connection ended without a reply")
 
 // dialRaw connects to a master.
-func dialRaw(t testing.TB, addr string) *rawConn {
+func dialRaw(t *testing.T, addr string) *rawConn {
 	t.Helper()
 	conn, err := net.DialTimeout("tcp", addr, hang)
 	require.NoError(t, err)
@@ -49,7 +49,7 @@ func dialRaw(t testing.TB, addr string) *rawConn {
 }
 
 func (r *rawConn) close() {
-	r.conn.Close()
+	r.conn.Close() //nolint:errcheck // it may have been cut off
 	<-r.closed
 }
 

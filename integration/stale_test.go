@@ -32,7 +32,7 @@ func TestPausedLeaderServesNothingStale(t *testing.T) {
 	var err error
 	w.pool, err = os.Open(c.pool)
 	require.NoError(t, err)
-	t.Cleanup(func() { w.pool.Close() })
+	t.Cleanup(func() { require.NoError(t, w.pool.Close()) })
 
 	l := newLoad(t, c)
 	l.ledger = w.ledger
@@ -78,7 +78,7 @@ func TestPausedLeaderServesNothingStale(t *testing.T) {
 
 // staleWatch checks what masters answer.
 type staleWatch struct {
-	t      testing.TB
+	t      *testing.T
 	ledger *ledger
 	pool   *os.File
 
