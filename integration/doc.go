@@ -8,5 +8,6 @@
 //
 // The default run takes a few minutes on two cores. LARDER_CHAOS_TIME=30m lengthens the tests that kill and pause
 // processes at random to about that long each, -short leaves them out, LARDER_RACE=1 builds the servers with the race
-// detector, LARDER_BINARY=PATH tests another program, and LARDER_LOGS=DIR keeps the logs of all servers, which are otherwise shown only where a test fails.
+// detector, LARDER_BINARY=PATH tests another program, and LARDER_LOGS=DIR keeps the logs of all servers, which are
+// otherwise shown only where a test fails.
 package integration
