@@ -20,10 +20,10 @@ import (
 	"larder/raft"
 )
 
-// Limits of the admin listener. It serves a few people and scrapers, so they are small.
+// Limits of the admin listener. It serves a few people and scrapers, so they are small. There is no limit per address:
+// most come from this host, and fasthttp's counting connections race with its Shutdown.
 const (
 	adminConcurrency  = 64                     // requests at once; more are told to come back
-	adminConnsPerIP   = 64                     // so that one runaway script cannot take all of them
 	adminBody         = 8 << 20                // a request to pin protocol.MaxBatch keys of the longest kind, hexadecimal
 	adminHeader       = 16 << 10               // request line and headers; a key prefix is part of the line
 	adminReadTimeout  = 10 * time.Second       // to send a request
@@ -77,7 +77,6 @@ func newAdmin(s *Server, token string, logger *slog.Logger) *Admin {
 		ErrorHandler:          refuse,
 		Name:                  "larder",
 		Concurrency:           adminConcurrency,
-		MaxConnsPerIP:         adminConnsPerIP,
 		MaxRequestBodySize:    adminBody,
 		ReadBufferSize:        adminHeader,
 		ReadTimeout:           adminReadTimeout,

@@ -19,6 +19,7 @@ const (
 	smallValue = 64 << 10
 	batchItems = 64
 	dataPool   = 1 << 30
+	dataPasses = 3
 	dataKeys   = 512 << 20 // bytes that are stored and read: half of the pool, so that nothing is evicted
 	// dataCallers overlap the durable REGISTER of one value with the copy of another.
 	dataCallers = 16
@@ -80,8 +81,9 @@ func (b *bench) dataRates(size, batch int, checksums bool) (put, get float64, er
 	defer func() { err = errors.Join(err, c.Close(context.WithoutCancel(b.ctx))) }()
 	value := bytes.Repeat([]byte("larder!\n"), size/8)
 	total := dataKeys / size
-	// The first pass maps and faults the pool's pages in; the second, on the same pages, is measured.
-	for pass := range 2 {
+	// The first passes map and fault the pool's pages in, each other ones, as freed pages rest for a while; the last, on
+	// pages that were used before, is measured.
+	for pass := range dataPasses {
 		base := uint64(pass) << 32
 		if put, err = b.each(total/batch, func(i int) error { return putOne(b.ctx, c, base, i, batch, value) }, size*batch); err != nil {
 			return 0, 0, err
@@ -89,7 +91,7 @@ func (b *bench) dataRates(size, batch int, checksums bool) (put, get float64, er
 		if get, err = b.each(total/batch, func(i int) error { return getOne(b.ctx, c, base, i, batch, value) }, size*batch); err != nil {
 			return 0, 0, err
 		}
-		if pass == 0 {
+		if pass < dataPasses-1 {
 			if err := deleteAll(b.ctx, c, base, total); err != nil {
 				return 0, 0, err
 			}
