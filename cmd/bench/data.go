@@ -81,8 +81,7 @@ func (b *bench) dataRates(size, batch int, checksums bool) (put, get float64, er
 	defer func() { err = errors.Join(err, c.Close(context.WithoutCancel(b.ctx))) }()
 	value := bytes.Repeat([]byte("larder!\n"), size/8)
 	total := dataKeys / size
-	// The first passes map and fault the pool's pages in, each other ones, as freed pages rest for a while; the last, on
-	// pages that were used before, is measured.
+	// The first passes map and fault the pool's pages in; the last, on pages that were used before, is measured.
 	for pass := range dataPasses {
 		base := uint64(pass) << 32
 		if put, err = b.each(total/batch, func(i int) error { return putOne(b.ctx, c, base, i, batch, value) }, size*batch); err != nil {
@@ -95,6 +94,7 @@ func (b *bench) dataRates(size, batch int, checksums bool) (put, get float64, er
 			if err := deleteAll(b.ctx, c, base, total); err != nil {
 				return 0, 0, err
 			}
+			time.Sleep(n.cfg.ElectionTimeout) // the longest lease: freed pages rest until then
 		}
 	}
 	return put, get, nil
