@@ -38,6 +38,7 @@ type AllocPlan struct {
 	Region  RegionID
 	Code    protocol.Code
 	Message string
+	Never   bool   // with PlanRefuse: not even an empty pool could give what is asked for
 	Found   []bool // for PlanNothing: per key of the request
 	Touched []Slot // for PlanNothing
 }
@@ -111,7 +112,7 @@ func (p *planner) prepare() AllocPlan {
 	case size == 0:
 		return refuse(protocol.CodeBadRequest, "size must not be 0")
 	case size > 1<<48 || req.NeedPages > 1<<40 || req.RunPages > 1<<40 || req.FreePages > 1<<48:
-		return refuse(protocol.CodeNoSpace, "more is asked for than any pool can hold")
+		return AllocPlan{Kind: PlanRefuse, Code: protocol.CodeNoSpace, Never: true, Message: "more is asked for than any pool can hold"}
 	}
 	p.run = max(1, req.RunPages)
 	p.need = req.NeedPages
@@ -119,7 +120,23 @@ func (p *planner) prepare() AllocPlan {
 		return p.walkKeys(size)
 	}
 	p.sizes(size)
-	return AllocPlan{}
+	return p.fits()
+}
+
+// fits refuses what is larger than the largest device.
+func (p *planner) fits() AllocPlan {
+	if len(p.m.devices) == 0 {
+		return AllocPlan{} // the first is on its way: it is refused, or waited for, like a full pool
+	}
+	for _, d := range p.m.devices {
+		if p.least <= d.dataEnd()-min(d.DataOffset, d.dataEnd()) && p.least/p.pageSize <= MaxRegionPages {
+			return AllocPlan{}
+		}
+	}
+	return AllocPlan{
+		Kind: PlanRefuse, Code: protocol.CodeNoSpace, Never: true,
+		Message: "more is asked for in one run than the largest device holds: ask for less, or enlarge the pool",
+	}
 }
 
 // sizes works out how large a region should and must be.
@@ -178,7 +195,7 @@ func (p *planner) walkKeys(size uint64) AllocPlan {
 		p.need += (uint64(p.m.table.at(v.Slot).length) + p.pageSize - 1) / p.pageSize
 	}
 	p.sizes(size)
-	return AllocPlan{}
+	return p.fits()
 }
 
 // command finishes a plan.

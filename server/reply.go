@@ -71,7 +71,7 @@ func (m *Master) fail(r *request, f *protocol.Error, box *outbox) {
 
 // codeTexts say what to do about the codes that the state machine answers with.
 var codeTexts = map[protocol.Code]string{
-	protocol.CodeBadRequest:      "the request makes no sense in the present state",
+	protocol.CodeBadRequest:      "a field is out of range (kv_length: 1 to 4294967295), or does not fit the region",
 	protocol.CodeTooOld:          "the seq lies below acked: its answer is forgotten",
 	protocol.CodeCanceled:        "the seq was canceled: use a new one",
 	protocol.CodeSessionExpired:  "the session has ended: open a new one with HANDSHAKE",
