@@ -302,6 +302,12 @@ func TestSnapshotSaveAndRestore(t *testing.T) {
 	require.NoError(t, err)
 	r.addr = l.Addr().String()
 	o := testStoreOptions(nil)
+	for _, cut := range []int{0, 1, buf.Len() / 2, buf.Len() - 1} {
+		_, _, err := RestoreSnapshot(r.dir, bytes.NewReader(buf.Bytes()[:cut]), RestoreOptions{
+			Store: o, ClusterID: 7, Member: Member{ID: r.id, Addr: r.addr},
+		})
+		require.Error(t, err, "a stream cut after %d bytes", cut)
+	}
 	index, _, err := RestoreSnapshot(r.dir, bytes.NewReader(buf.Bytes()), RestoreOptions{
 		Store: o, ClusterID: 7, Member: Member{ID: r.id, Addr: r.addr},
 	})

@@ -126,19 +126,22 @@ func (s *Store) tempName(kind string) string {
 
 // receive reads a snapshot stream into tables on disk. Nothing of it is used
 // before all of it was verified and is durable.
-func (s *Store) receive(r io.Reader) (sp *spool, err error) {
-	sp = &spool{s: s, dir: s.tempName("spool")}
-	defer func() {
-		if err != nil {
-			if sp.w != nil {
-				_ = sp.w.Close() // its file is removed below
-			}
-			sp.discard()
-			sp = nil
+func (s *Store) receive(r io.Reader) (*spool, error) {
+	sp := &spool{s: s, dir: s.tempName("spool")}
+	if err := sp.fill(r); err != nil {
+		if sp.w != nil {
+			_ = sp.w.Close() // its file is removed below
 		}
-	}()
-	if err := s.fs.MkdirAll(sp.dir, 0o750); err != nil {
-		return nil, fmt.Errorf("raft: create the spool: %w", err)
+		sp.discard()
+		return nil, err
+	}
+	return sp, nil
+}
+
+// fill reads a stream into tables.
+func (sp *spool) fill(r io.Reader) error {
+	if err := sp.s.fs.MkdirAll(sp.dir, 0o750); err != nil {
+		return fmt.Errorf("raft: create the spool: %w", err)
 	}
 	begin := func(m *manifest) error {
 		sp.m = m
@@ -153,12 +156,12 @@ func (s *Store) receive(r io.Reader) (sp *spool, err error) {
 		return sp.set(sp.key, value)
 	}
 	if err := readSnapshot(r, begin, add); err != nil {
-		return nil, err
+		return err
 	}
 	if err := sp.closeTable(); err != nil {
-		return nil, err
+		return err
 	}
-	return sp, syncDir(s.fs, sp.dir)
+	return syncDir(sp.s.fs, sp.dir)
 }
 
 func (sp *spool) set(key, value []byte) error {

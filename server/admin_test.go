@@ -125,6 +125,10 @@ func TestAdminChanges(t *testing.T) {
 	require.NoError(t, err)
 	require.Positive(t, index)
 	require.NotEqual(t, s.NodeID(), cfg.NodeID, "a restored member is a new one")
+	half := cfg
+	half.DataDir, half.NodeID = t.TempDir(), 0
+	_, err = Restore(&half, bytes.NewReader(body[:len(body)-1]), slog.New(slog.DiscardHandler))
+	require.ErrorContains(t, err, "snapshot", "a cut stream is not restored")
 	_, err = Restore(&cfg, bytes.NewReader(body), slog.New(slog.DiscardHandler))
 	require.ErrorContains(t, err, "already holds a member")
 }
