@@ -80,7 +80,7 @@ func (m *Machine) allocEvict(s *session, c *Alloc, out *Results) {
 func (m *Machine) allocRegion(s *session, c *Alloc, out *Results) {
 	r := m.regions[c.Region]
 	own := r != nil && r.owner == s && r.state == RegionOwned
-	if r == nil || r.pinned > 0 || c.PageSize == 0 || r.length < c.PageSize || r.length/c.PageSize > MaxRegionPages ||
+	if r == nil || r.pinned > 0 || c.PageSize == 0 || r.length < c.PageSize || r.length/c.PageSize > MaxRegionPages || r.beyond() ||
 		!own && r.state != RegionDeparted && r.state != RegionDraining ||
 		r.state == RegionDraining && r.markedFor != 0 && r.markedFor != s.id && m.sessionOpen(r.markedFor) ||
 		!own && m.overLimit(s, c) {

@@ -70,6 +70,10 @@ func (m *Machine) applyClear(s *session, c *Clear, out *Results) {
 		if tenantName == "" {
 			tenantName = DefaultTenant
 		}
+		if m.table.count == 0 { // no sweep would come to remove the mark
+			out.code(0)
+			return
+		}
 		if len(m.head.marks) >= MaxClearMarks {
 			out.fail(protocol.CodeBusy)
 			return
@@ -108,8 +112,9 @@ func (m *Machine) SweepPending() uint64 { return m.head.sweepLeft + m.migrating(
 func (m *Machine) applySweep(c *Sweep, out *Results) {
 	m.migrate(int(min(c.Limit, MaxDropPerCommand)))
 	dropped := uint64(0)
+	adopted := 0
 	for range c.Limit {
-		if m.head.sweepLeft == 0 || dropped >= MaxDropPerCommand {
+		if m.head.sweepLeft == 0 || dropped >= MaxDropPerCommand || adopted >= MaxDropPerCommand {
 			break
 		}
 		m.head.sweepLeft--
@@ -118,7 +123,14 @@ func (m *Machine) applySweep(c *Sweep, out *Results) {
 		}
 		slot := Slot(m.head.sweepAt) //nolint:gosec // below table.end
 		m.head.sweepAt++
-		if m.table.live(slot) && !m.alive(m.table.at(slot)) {
+		if !m.table.live(slot) {
+			continue
+		}
+		if m.alive(m.table.at(slot)) {
+			if m.adopt(slot) {
+				adopted++
+			}
+		} else {
 			r := m.regionOf(m.table.at(slot))
 			m.drop(slot, m.whyDead(m.table.at(slot)), true)
 			dropped++
@@ -146,6 +158,7 @@ func (m *Machine) applyIncarnation(c *NewIncarnation, out *Results) {
 	m.head.clearedAll = m.head.births
 	for _, s := range m.sortedSessions() {
 		m.closeSession(s)
+		m.forgetSession(s)
 	}
 	for _, r := range m.sortedRegions() {
 		m.head.epochs++

@@ -90,31 +90,34 @@ func (m *Machine) applyRetire(c *Retire, out *Results) {
 		}
 		switch {
 		case c.Fenced && r.state != RegionDraining:
-			m.drain(r)
+			m.abandon(r)
 		case r.state == RegionOwned:
 			r.markedFor = 0
 			m.setRegionState(r, RegionMarked)
 		case r.state == RegionDeparted:
-			m.drain(r)
+			m.abandon(r)
 		}
 	}
 	out.code(0)
 }
 
 // resizeDevice changes a device's size. What regions still hold beyond a smaller size stays theirs until they are
-// freed; it is never given out again.
+// freed, also if the device grows again meanwhile.
 func (m *Machine) resizeDevice(d *device, size uint64) {
-	old := d.Size / d.Align * d.Align
-	end := size / d.Align * d.Align
 	d.Size = size
-	if end > old {
-		d.release(extent{old, end - old}, end)
-		return
+	d.reset()
+	for _, r := range m.sortedRegions() {
+		if r.device == d {
+			d.hold(r)
+		}
 	}
-	d.free = slices.DeleteFunc(d.free, func(e extent) bool { return e.offset >= end })
-	if n := len(d.free); n > 0 && d.free[n-1].offset+d.free[n-1].length > end {
-		d.free[n-1].length = end - d.free[n-1].offset
-	}
+}
+
+// hold takes a region's extent out of the free space, and reports whether it was free. What lies beyond the device's
+// end is not free space either way.
+func (d *device) hold(r *region) bool {
+	end := d.dataEnd()
+	return r.offset >= end || d.reserve(extent{r.offset, min(r.length, end-r.offset)})
 }
 
 func (m *Machine) applyDropDevice(c *DropDevice, out *Results) {

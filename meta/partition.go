@@ -1,8 +1,10 @@
 package meta
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"larder/meta/policy"
 )
@@ -72,6 +74,9 @@ func (m *Machine) partition(r *region, c Class) *partition {
 			p.old = m.newPolicy(m.set.oldPolicy, m.set.oldTTLMS)
 		}
 		r.owner.parts = append(r.owner.parts, p)
+		slices.SortFunc(r.owner.parts, func(a, b *partition) int { // migrate goes by it: see there
+			return cmp.Or(cmp.Compare(a.pageSize, b.pageSize), cmp.Compare(a.class, b.class))
+		})
 		m.parts = append(m.parts, p)
 	}
 	r.parts[c] = p
@@ -96,8 +101,13 @@ func (m *Machine) policyOf(x *entry) policy.Policy {
 	return p.pol
 }
 
-// addToPolicy gives an entry to the policy of its partition.
+// addToPolicy gives an entry to the policy of its partition. What another policy noted of it, before the pool's policy
+// changed, means nothing to this one.
 func (m *Machine) addToPolicy(slot Slot, x *entry) {
+	present := x.list&parityBit == m.set.parity() && (x.stamp > m.set.hotAt || x.stamp < m.set.coldAt)
+	if !present && x.order() != (policy.Order{}) {
+		(*policyTable)(m).SetOrder(slot, policy.Order{})
+	}
 	m.orderSum -= orderHash(slot, x.place())
 	x.list = x.list&^parityBit | m.set.parity()
 	m.orderSum += orderHash(slot, x.place())
@@ -160,10 +170,8 @@ func (p *partition) flush(b Batch, key []byte) []byte {
 
 // discard removes what a policy of the partition has in the store.
 func (m *Machine) discard(p *partition, pol policy.Policy, bit uint32) {
-	pol.FlushState(true, func(page uint32, data []byte) {
-		if len(data) > 0 {
-			m.edits = append(m.edits, edit{key: p.appendKey(nil, page|bit)})
-		}
+	pol.FlushState(true, func(page uint32, _ []byte) {
+		m.edits = append(m.edits, edit{key: p.appendKey(nil, page|bit)}) // also of pages that are empty only now
 	})
 }
 
@@ -186,6 +194,7 @@ func (m *Machine) setPolicy(old Settings) {
 	}
 	m.set.oldPolicy, m.set.oldTTLMS = old.Policy, old.TTLMS
 	m.set.changes++
+	m.set.hotAt, m.set.coldAt = m.head.hot, m.head.cold
 	for _, p := range m.parts {
 		m.discard(p, p.pol, 0)
 		p.old = p.pol
@@ -217,7 +226,8 @@ func (p *partition) victims(now uint64, yield func(Slot) policy.Verdict) {
 // edit is a record to be written at the next flush as it is, or, without a value, to be removed.
 type edit struct{ key, value []byte }
 
-// migrating returns how many entries still have to go over to the pool's policy.
+// migrating returns how many entries still have to go over to the pool's policy, and at least 1 until a sweep has found
+// that there are none.
 func (m *Machine) migrating() uint64 {
 	if m.set.oldPolicy == "" {
 		return 0
@@ -228,18 +238,20 @@ func (m *Machine) migrating() uint64 {
 			n += uint64(p.old.Len()) //nolint:gosec // not negative
 		}
 	}
-	return n
+	return max(n, 1)
 }
 
 // migrate moves up to limit entries to the pool's policy, of each partition the coldest first, so that their order
-// among each other stays as it was.
+// among each other stays as it was. Those that their policy does not offer, as it waits for others that it orders no
+// more, go over as the sweep comes by: see adopt.
 func (m *Machine) migrate(limit int) {
 	if m.set.oldPolicy == "" {
 		return
 	}
 	for _, s := range m.sortedSessions() {
 		for _, p := range s.parts {
-			if p.old == nil || limit == 0 {
+			p.stuck = false
+			if p.old == nil || p.old.Len() == 0 || limit == 0 {
 				continue
 			}
 			slots := make([]Slot, 0, min(limit, p.old.Len()))
@@ -253,13 +265,32 @@ func (m *Machine) migrate(limit int) {
 			for _, slot := range slots[:min(len(slots), limit)] {
 				x := m.table.at(slot)
 				p.old.Remove(slot)
-				(*policyTable)(m).SetOrder(slot, policy.Order{})
 				m.addToPolicy(slot, x)
 				limit--
+			}
+			p.stuck = len(slots) == 0
+			if p.stuck && m.head.sweepLeft == 0 {
+				m.startSweep()
 			}
 		}
 	}
 	m.endMigration()
+}
+
+// adopt moves an entry to the pool's policy if the one that is being replaced offers none any more, and reports whether
+// it did.
+func (m *Machine) adopt(slot Slot) bool {
+	x := m.table.at(slot)
+	if m.set.oldPolicy == "" || x.pins > 0 {
+		return false
+	}
+	p := m.partition(m.regionOf(x), x.class())
+	if !p.stuck || p.old == nil || m.policyOf(x) != p.old {
+		return false
+	}
+	p.old.Remove(slot)
+	m.addToPolicy(slot, x)
+	return true
 }
 
 // endMigration forgets the old policy of partitions that have no entries left in it.

@@ -208,6 +208,8 @@ type settingsRecord struct {
 	oldPolicy string // what the pool used before, while entries go over; "" otherwise
 	oldTTLMS  uint64
 	changes   uint64 // of the policy
+	hotAt     int64  // head.hot and head.cold at the last of them: what was ordered before is told by its stamp
+	coldAt    int64
 }
 
 // parity is the parityBit of entries that are ordered under the present policy.
@@ -217,12 +219,16 @@ func (r *settingsRecord) appendKey(b []byte) []byte { return append(b, recSettin
 
 func (r *settingsRecord) appendValue(b []byte) []byte {
 	b = appendBytes(r.m.settings.appendTo(b), r.oldPolicy)
-	return binary.AppendUvarint(binary.AppendUvarint(b, r.oldTTLMS), r.changes)
+	for _, v := range [...]uint64{r.oldTTLMS, r.changes, uint64(r.hotAt), uint64(-r.coldAt)} { //nolint:gosec // hotAt >= 0 >= coldAt
+		b = binary.AppendUvarint(b, v)
+	}
+	return b
 }
 
 func (r *settingsRecord) load(_, value *decoder) {
 	r.m.settings.decode(value)
 	r.oldPolicy, r.oldTTLMS, r.changes = value.string(), value.uvarint(), value.uvarint()
+	r.hotAt, r.coldAt = int64(value.uvarint()), -int64(value.uvarint()) //nolint:gosec // written from int64
 }
 
 // Open rebuilds a machine from a store. An empty store gives a new pool with DefaultSettings.
@@ -251,7 +257,8 @@ func Open(store Store) (*Machine, error) {
 		return nil, err
 	}
 	for _, p := range m.parts {
-		if p.old != nil && p.old.Len() == 0 {
+		// With state left it has records, which are removed when the change of policies ends.
+		if p.old != nil && p.old.Len() == 0 && p.old.StateHash() == 0 {
 			p.old = nil
 		}
 	}
@@ -360,8 +367,7 @@ func (m *Machine) loadRegion(r *region) error {
 		return ErrCorrupt
 	}
 	r.device = d
-	// What lies beyond a device's end, after it shrank, is not free space either way.
-	if end := d.dataEnd(); r.offset < end && !d.reserve(extent{r.offset, min(r.length, end-r.offset)}) {
+	if !d.hold(r) {
 		return fmt.Errorf("region %d overlaps another: %w", r.id, ErrCorrupt)
 	}
 	d.regions++
@@ -411,7 +417,31 @@ func (m *Machine) loadEntries(store Store) error {
 			}
 		}
 	}
+	m.linkRegions()
 	return nil
+}
+
+// linkRegions lists the entries of every region in the order in which they were registered, as if the machine had never
+// been rebuilt: commands that drop some of them go by that order.
+func (m *Machine) linkRegions() {
+	type born struct {
+		birth uint64
+		slot  Slot
+	}
+	order := make([]born, 0, m.table.count)
+	for s := range m.table.end {
+		if x := m.table.at(s); x.birth != 0 {
+			order = append(order, born{x.birth, s})
+		}
+	}
+	slices.SortFunc(order, func(a, b born) int { return cmp.Compare(a.birth, b.birth) })
+	for _, r := range m.regionList {
+		r.head = None
+	}
+	for _, o := range order {
+		x := m.table.at(o.slot)
+		m.linkRegion(o.slot, x, m.regionOf(x))
+	}
 }
 
 func (m *Machine) loadEntry(slot Slot, d *decoder) error {

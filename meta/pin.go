@@ -72,7 +72,10 @@ func (s *session) sid() SessionID {
 func (m *Machine) pinEntry(s *session, t *tenant, slot Slot, c *Pin) protocol.Code {
 	if p := m.pinOf(s, slot, c); p != nil {
 		p.count++
+		x := m.table.at(slot)
+		m.countPin(p, x, -1)
 		p.untilMS = c.Until
+		m.countPin(p, x, 1)
 		m.changed(p)
 		return 0
 	}

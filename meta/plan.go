@@ -225,7 +225,7 @@ func (p *planner) atLimit() bool {
 // reserved gives a region that was taken from its owner for this session, and that the owner has let go.
 func (p *planner) reserved() AllocPlan {
 	for _, r := range p.m.sortedRegions() {
-		if r.markedFor != p.s.id {
+		if r.markedFor != p.s.id || r.beyond() {
 			continue
 		}
 		if r.state == RegionMarked || r.live > 0 || p.g.RegionBusy(r.id) {
@@ -274,7 +274,8 @@ func (p *planner) freeSpace() AllocPlan {
 // draining takes a region that is empty and on its way to free space.
 func (p *planner) draining() AllocPlan {
 	for _, r := range p.m.sortedRegions() {
-		if r.state != RegionDraining || r.markedFor != 0 && p.m.sessionOpen(r.markedFor) || r.length < p.least {
+		if r.state != RegionDraining || r.markedFor != 0 && p.m.sessionOpen(r.markedFor) || r.length < p.least ||
+			r.beyond() {
 			continue
 		}
 		if r.live > 0 || p.g.RegionBusy(r.id) {

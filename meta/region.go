@@ -41,7 +41,11 @@ type partition struct {
 	class    Class
 	pol      policy.Policy
 	old      policy.Policy // what the pool used before, while its entries go over to pol; nil otherwise
+	stuck    bool          // old holds entries and offers none; set and used within one Sweep
 }
+
+// beyond reports whether a region reaches beyond the end of its device, which has shrunk: it is never given again.
+func (r *region) beyond() bool { return r.offset+r.length > r.device.dataEnd() }
 
 // pages returns how many whole pages a region has.
 func (r *region) pages() uint64 { return r.length / r.pageSize }
@@ -135,10 +139,19 @@ func (m *Machine) setRegionState(r *region, st RegionState) {
 // depart makes a region one that nobody writes to any more: its entries are served until the space is needed.
 func (m *Machine) depart(r *region) {
 	if r.live == 0 || r.generation != r.device.Generation {
-		m.drain(r)
+		m.abandon(r)
 		return
 	}
 	m.setRegionState(r, RegionDeparted)
+}
+
+// abandon makes a region one without a writer, and leaves its entries, which are dead with that, to sweeps and
+// EmptyRegion: for commands that concern many regions.
+func (m *Machine) abandon(r *region) {
+	m.setRegionState(r, RegionDraining)
+	if r.live == 0 {
+		m.disown(r)
+	}
 }
 
 // drain makes a region one without a writer and without entries: what is left of them is dead, and removed here or, if

@@ -12,6 +12,9 @@ func (m *Machine) applyRegister(h Header, s *session, d *decoder, out *Results) 
 	n := d.count(4)
 	out.code(0)
 	out.uvarint(uint64(n)) //nolint:gosec // not negative
+	if ctx != nil {
+		ctx.refs++ // so that it does not go with the last entry, when this very command replaces that
+	}
 	var e protocol.RegisterEntry
 	for range n {
 		decodeEntry(d, &e)
@@ -20,8 +23,7 @@ func (m *Machine) applyRegister(h Header, s *session, d *decoder, out *Results) 
 		}
 		m.register(h, s, ctx, &e, out)
 	}
-	if ctx != nil && ctx.refs == 0 { // made for entries that were all refused, or known already
-		ctx.refs++
+	if ctx != nil {
 		m.releaseContext(ctx)
 	}
 }
@@ -151,17 +153,22 @@ func (m *Machine) attach(slot Slot, x *entry, r *region, ctx *contextRecord) {
 	r.occupy(first, end, true)
 	r.live++
 	r.liveBytes += uint64(x.length)
-	x.rprev, x.rnext = None, r.head
-	if r.head != None {
-		m.table.at(r.head).rprev = slot
-	}
-	r.head = slot
+	m.linkRegion(slot, x, r)
 	ctx.refs++
 	ctx.tenant.entries++
 	ctx.tenant.bytes += uint64(x.length)
 	if x.flags&flagPrefix != 0 {
 		m.prefixInsert(slot, x)
 	}
+}
+
+// linkRegion puts an entry in front of its region's list.
+func (m *Machine) linkRegion(slot Slot, x *entry, r *region) {
+	x.rprev, x.rnext = None, r.head
+	if r.head != None {
+		m.table.at(r.head).rprev = slot
+	}
+	r.head = slot
 }
 
 // drop removes an entry for whatever reason. With tell, the owner is told that its page is free: it does not know.

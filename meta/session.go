@@ -136,6 +136,7 @@ func (m *Machine) applyOpenSession(c *OpenSession, out *Results) {
 	if old := m.sessions[c.Replaces]; old != nil && old.instance == c.Instance {
 		m.closeSession(old)
 		m.fenceSession(old)
+		m.forgetSession(old)
 	}
 	if len(m.sessions) >= MaxSessions {
 		out.fail(protocol.CodeLimit)
@@ -219,7 +220,7 @@ func (m *Machine) fenceSession(s *session) {
 		case RegionOrphaned:
 			m.depart(r)
 		case RegionMarked:
-			m.drain(r)
+			m.abandon(r)
 		}
 	}
 }
@@ -240,7 +241,7 @@ func (m *Machine) applyFence(c *Fence, out *Results) {
 
 // forgetSession removes a closed session that has no regions left.
 func (m *Machine) forgetSession(s *session) {
-	if s.open || len(s.regions) > 0 {
+	if s.open || s.dead || len(s.regions) > 0 {
 		return
 	}
 	for _, p := range s.parts {
@@ -251,6 +252,8 @@ func (m *Machine) forgetSession(s *session) {
 	}
 	if len(s.parts) > 0 {
 		m.parts = slices.DeleteFunc(m.parts, func(p *partition) bool { return p.session == s })
+	}
+	if m.set.oldPolicy != "" { // whether the session has partitions depends on the history of this process
 		m.endMigration()
 	}
 	delete(m.sessions, s.id)
