@@ -26,6 +26,11 @@ type round struct {
 	spool *spool
 }
 
+// writes says whether the round changes the log; one that does not cannot sync either.
+func (r *round) writes() bool {
+	return r.append != nil && (len(r.append.GetEntries()) > 0 || r.append.Term != nil)
+}
+
 // begin takes the next Ready, nil if there is none. It carries out committed
 // membership changes: the next Ready's messages must know of them.
 func (c *Core) begin() (r *round, err error) {

@@ -373,7 +373,7 @@ func (n *Node) write(r, next *round) error {
 	sync := r.sync
 	if next != nil {
 		sync = r.sync || next.sync
-		if next.append != nil && next.spool == nil { // one sync for both
+		if next.writes() && next.spool == nil { // one sync for both, by the one that comes last
 			r.sync, next.sync = false, sync
 		}
 	}

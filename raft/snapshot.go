@@ -329,7 +329,9 @@ func (s *Store) finishInstall() error {
 		return nil // it was complete
 	}
 	hard := s.log.hard
-	hard.term = max(hard.term, m.Term)
+	if m.Term > hard.term { // a vote is of its term only
+		hard.term, hard.vote = m.Term, 0
+	}
 	return s.resetLog(m, hard)
 }
 

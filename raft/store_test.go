@@ -472,3 +472,35 @@ func crashDuringInstall(t *testing.T, at int64) (crashed bool) {
 	s.agree()
 	return true
 }
+
+// TestTwoRoundsOneSync: of two rounds that are written together the last that writes anything must sync, also if the
+// second only has messages to answer.
+func TestTwoRoundsOneSync(t *testing.T) {
+	mem := vfs.NewCrashableMem()
+	store, err := OpenStore("/data", testStoreOptions(mem))
+	require.NoError(t, err)
+	defer mustClose(t, store)
+	require.NoError(t, store.Bootstrap(7, 1, simMembers(1)))
+	core, err := NewCore(CoreConfig{
+		ID: 1, ClusterID: 7, Machine: newKV(store.State()), Send: func([]*pb.Message) {},
+	}, store)
+	require.NoError(t, err)
+	for more := true; more; {
+		more, err = core.Process()
+		require.NoError(t, err)
+	}
+	_, _, err = core.Propose([]byte("a=1"))
+	require.NoError(t, err)
+	r, err := core.begin()
+	require.NoError(t, err)
+	require.True(t, r.sync)
+	answer := &pb.Message{Type: pb.MsgPreVoteResp.Enum(), From: new(uint64(1)), To: new(uint64(2)), Reject: new(true)}
+	next := &round{append: &pb.Message{Responses: []*pb.Message{answer}}}
+	n := &Node{cfg: NodeConfig{Boottime: func() int64 { return 0 }}, core: core}
+	require.NoError(t, n.write(r, next))
+	clone := mem.CrashClone(vfs.CrashCloneCfg{})
+	again, err := OpenStore("/data", testStoreOptions(clone))
+	require.NoError(t, err)
+	defer mustClose(t, again)
+	require.Equal(t, store.log.last, again.log.last, "acknowledged, and lost")
+}
