@@ -194,6 +194,9 @@ func (m *Master) submit(r *request, out []byte) []byte {
 	if r.key.seq != 0 {
 		m.state.RLock()
 		result, st := m.machine.Remembered(r.key.session, r.key.seq)
+		if st == meta.SeqAhead && r.key.seq-r.acked < protocol.Window {
+			st = meta.SeqUnknown // the request itself moves the window on when it is applied
+		}
 		fault := seqFault(st)
 		if st == meta.SeqAnswered {
 			out = m.appendResult(out, r, waiter{r.client, r.h}, result, m.now())

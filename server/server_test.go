@@ -52,3 +52,28 @@ func TestPoolIDIsThatOfTheHeaders(t *testing.T) {
 	require.Equal(t, hex.EncodeToString(info.Header.Pool[:]), s.pool())
 	require.Equal(t, s.pool(), s.Status().Pool)
 }
+
+// A client that fills its window, and is answered, goes on with the next: the first request beyond what the index has
+// seen acknowledged brings the acknowledgement along.
+func TestWindowMovesOnWithTheRequestThatNeedsIt(t *testing.T) {
+	s := startServer(t, testConfig(t))
+	w := dial(t, "tcp", s.Addr())
+	w.open("engine")
+	a := w.alloc(protocol.AllocRequest{InstanceID: "engine", Size: 1 << 20, PageSize: 4096})
+	require.NoError(t, a.Err())
+	register := func(seq, acked, page uint64) error {
+		req := protocol.RegisterRequest{Mutation: protocol.Mutation{Seq: seq, Acked: acked}}
+		req.Entries = append(req.Entries, protocol.RegisterEntry{
+			Key: []byte{byte(page)}, RegionID: a.Region.RegionID, Epoch: a.Region.Epoch, KVOffset: page * 4096, KVLength: 4096,
+		})
+		var reply protocol.RegisterReply
+		const batch = protocol.TypeBatchRegister
+		require.NoError(t, reply.DecodeAs(w.call(batch, req.AppendAs(nil, batch)), batch))
+		return reply.Err()
+	}
+	for i := range uint64(4) {
+		first := 100 + i*protocol.Window
+		require.NoError(t, register(first, first, i))
+		require.Equal(t, protocol.CodeTooManyUnacked, protocol.CodeOf(register(first+protocol.Window, first, 99)))
+	}
+}
