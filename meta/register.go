@@ -178,6 +178,8 @@ func (m *Machine) drop(slot Slot, why Reason, tell bool) {
 	// An owner that loses the whole region learns of that in another way, and may already use its pages anew.
 	if tell && why != ReasonTaken && m.out.WantEffects && r.state == RegionOwned && r.owner.open {
 		m.out.Effects = append(m.out.Effects, Effect{Page: m.page(slot, true), Reason: why})
+	} else if tell && m.out.WantEffects {
+		m.out.Dropped = append(m.out.Dropped, slot)
 	}
 	m.entrySum -= m.entryHash(slot, x)
 	for _, p := range m.pinsOf[slot] {

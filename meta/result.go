@@ -11,9 +11,12 @@ type Results struct {
 	// WantEffects makes Apply note the pages that were freed by others than their owners: only the leader needs them.
 	WantEffects bool
 	Effects     []Effect
-	Spans       []Span // one per command, in order
-	buf         []byte
-	start       int
+	// Dropped are the slots, with WantEffects, of entries that went with their region, or in one that nobody writes to:
+	// no page of theirs is anybody's news, but their slots are free for other entries.
+	Dropped []Slot
+	Spans   []Span // one per command, in order
+	buf     []byte
+	start   int
 }
 
 // Span is the result of one command.
@@ -25,7 +28,7 @@ type Span struct {
 
 // Reset empties r and keeps its memory.
 func (r *Results) Reset() {
-	r.Effects, r.Spans, r.buf = r.Effects[:0], r.Spans[:0], r.buf[:0]
+	r.Effects, r.Dropped, r.Spans, r.buf = r.Effects[:0], r.Dropped[:0], r.Spans[:0], r.buf[:0]
 }
 
 // Bytes returns a span's encoded result, valid until Reset: an uvarint code, then, for code 0, what the

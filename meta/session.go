@@ -265,6 +265,15 @@ func (m *Machine) applyCancel(s *session, h Header, c *Cancel, out *Results) {
 		out.fail(protocol.CodeBadRequest)
 		return
 	}
+	// The request in question may have been the first to say how far the client has come: without that its seq could
+	// seem to lie ahead of the window, and be refused now but not when it comes.
+	m.ack(s, h.Acked)
+	for _, seq := range c.Seqs {
+		if _, state := s.remember(seq); state == SeqAhead {
+			out.fail(protocol.CodeTooManyUnacked)
+			return
+		}
+	}
 	out.code(0)
 	out.uvarint(uint64(len(c.Seqs)))
 	for _, seq := range c.Seqs {

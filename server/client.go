@@ -36,6 +36,7 @@ type Client struct {
 	bytes    int
 
 	// Used by the connection's reader only.
+	follows   bool // what it is served now will be sent without confirming leadership: nothing that only a leader may say
 	tenant    meta.TenantID
 	tenantGen uint64   // of which machine; 0 = unknown
 	tenantOf  *session // and for which session
@@ -61,7 +62,7 @@ func (m *Master) CloseClient(c *Client) {
 // Touch keeps the client's session alive.
 func (c *Client) Touch(now int64) {
 	if s := c.sess.Load(); s != nil {
-		s.seen.Store(now)
+		s.hear(now)
 	}
 }
 

@@ -212,6 +212,20 @@ func (l *leases) gone(p *meta.Page, now int64) {
 	*x = slotLease{}
 }
 
+// dropped takes note that an entry has left together with its region, or in one that nobody writes to: the leases on it
+// end by themselves, for which the region as a whole waits. They must not be taken for leases on the slot's next entry.
+func (l *leases) dropped(s meta.Slot) {
+	x := l.peek(s)
+	if x == nil {
+		return
+	}
+	l.dropTouch(x)
+	if x.touch&slotCondemned != 0 {
+		l.condemned--
+	}
+	*x = slotLease{}
+}
+
 // freeAfter returns for how many milliseconds a page that is being freed must not be reused.
 func (l *leases) freeAfter(r meta.RegionID, offset uint64, now int64) uint64 {
 	until := l.grace

@@ -69,7 +69,8 @@ func (m *Master) mutate(c *Client, sc *scratch, h protocol.Header, payload, out 
 		err = req.Decode(payload)
 		mut, cmd = req.Mutation, &meta.ReturnRegion{Region: regionID(req.RegionID)}
 		if session == 0 && err == nil {
-			session = m.sessionOf(req.InstanceID)
+			session = m.implicitSession(req.InstanceID)
+			mut = protocol.Mutation{}
 		}
 	case protocol.TypeCancel:
 		err = sc.cancel.Decode(payload)
@@ -185,6 +186,18 @@ func (m *Master) sessionOf(instance string) meta.SessionID {
 	m.state.RLock()
 	defer m.state.RUnlock()
 	id, _ := m.machine.SessionOf(instance)
+	return id
+}
+
+// implicitSession returns the session of an instance that never made a HANDSHAKE, 0 if there is none: what belongs to a
+// session with a secret is not to be given back by those who only know its name.
+func (m *Master) implicitSession(instance string) meta.SessionID {
+	m.state.RLock()
+	defer m.state.RUnlock()
+	id, _ := m.machine.SessionOf(instance)
+	if info, ok := m.machine.Session(id); !ok || info.TTLMS != 0 {
+		return 0
+	}
 	return id
 }
 

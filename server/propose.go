@@ -295,6 +295,9 @@ func (m *Master) settleLeases(g *group) {
 		default:
 		}
 	}
+	for _, slot := range m.results.Dropped {
+		m.leases.dropped(slot)
+	}
 	for i := range m.results.Effects {
 		m.leases.gone(&m.results.Effects[i].Page, now)
 	}

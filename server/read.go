@@ -74,7 +74,7 @@ func (m *Master) Serve(c *Client, h protocol.Header, payload, out []byte, now in
 		if s.ended.Load() && h.Type != protocol.TypeHandshake {
 			return m.refuse(out, h, &errSessionEnded), Served
 		}
-		s.seen.Store(now)
+		s.hear(now)
 	}
 	if h.Type == protocol.TypeLookup || h.Type == protocol.TypeBatchLookup {
 		return m.timedLookup(c, h, payload, out, now)
@@ -84,6 +84,10 @@ func (m *Master) Serve(c *Client, h protocol.Header, payload, out []byte, now in
 	scratches.Put(sc)
 	return out, outcome
 }
+
+// leads reports whether a connection may be served what only a leader may say. One that read its requests before this
+// member led, and so is not going to confirm that it does, may not: it is told to retry.
+func (m *Master) leads(c *Client) bool { return m.serving.Load() && !c.follows }
 
 var errSessionEnded = protocol.Error{
 	Code: protocol.CodeSessionExpired, Message: "the session has ended: open a new one with HANDSHAKE",
@@ -108,7 +112,7 @@ func (m *Master) refuseErr(out []byte, h protocol.Header, err error) []byte {
 func (m *Master) serve(
 	c *Client, sc *scratch, h protocol.Header, payload, out []byte, now int64,
 ) ([]byte, Outcome) {
-	if AccessOf(h.Type) == AccessLeader && !m.serving.Load() && h.Type.Known() && h.Type != protocol.TypeHandshake {
+	if AccessOf(h.Type) == AccessLeader && !m.leads(c) && h.Type.Known() && h.Type != protocol.TypeHandshake {
 		f := m.notLeader()
 		return m.refuse(out, h, &f), Served
 	}
@@ -169,7 +173,7 @@ func (m *Master) leaseFor(c *Client, wantMS uint64) time.Duration {
 
 // serveLookup serves LOOKUP_KV and BATCH_LOOKUP_KV: the hot path. It allocates nothing.
 func (m *Master) serveLookup(c *Client, h protocol.Header, payload, out []byte, now int64) ([]byte, Outcome) {
-	if !m.serving.Load() {
+	if !m.leads(c) {
 		f := m.notLeader()
 		return m.refuse(out, h, &f), Served
 	}

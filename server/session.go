@@ -34,6 +34,16 @@ const maxSessionClients = 64
 // features are those that this server has.
 const features = protocol.FeaturePush | protocol.FeaturePacked | protocol.FeatureChecksums | protocol.FeatureCompression
 
+// hear notes that the client was heard from. What another of its connections noted meanwhile is not taken back.
+func (s *session) hear(now int64) {
+	for {
+		old := s.seen.Load()
+		if old >= now || s.seen.CompareAndSwap(old, now) {
+			return
+		}
+	}
+}
+
 // attach makes a connection one of the session's. The caller holds mu.
 func (s *session) attach(c *Client) {
 	if old := c.sess.Swap(s); old != nil && old != s {
@@ -119,7 +129,7 @@ func (m *Master) handshake(c *Client, h protocol.Header, payload, out []byte, no
 		maru := protocol.HandshakeReply{Success: true, RMAddress: reply.RMAddress}
 		return protocol.EndFrame(maru.Append(b), mark)
 	}
-	if !m.serving.Load() {
+	if !m.leads(c) {
 		m.cfg.Describe(&reply)
 		reply.Error = m.notLeader()
 		m.n.Errors[h.Type].Add(1)
@@ -164,7 +174,7 @@ func (m *Master) resume(c *Client, h protocol.Header, req *protocol.HandshakeReq
 			Code: protocol.CodeLimit, Message: "the session has too many connections: close some",
 		})
 	}
-	s.seen.Store(now)
+	s.hear(now)
 	s.attach(c)
 	c.push.Store(req.Features&protocol.FeaturePush != 0)
 	m.mu.Unlock()
