@@ -286,13 +286,22 @@ func (a *allocator) batch(m *allocMsg) []*want {
 func (a *allocator) ask() {
 	c := a.c
 	s := c.sess.Load()
-	m := &allocMsg{told: func(payload []byte, _ bool) { c.lateAlloc(s, payload) }}
+	m := &allocMsg{told: func(payload []byte, _ bool) {
+		c.lateAlloc(s, payload)
+		c.pool.told()
+	}}
 	batch := a.batch(m)
 	if len(batch) == 0 || s == nil {
 		return
 	}
 	c.flushReleases() // what the client has stopped reading is no victim until the master knows
 	c.counters.allocs.Add(1)
+	a.p.asks()
+	defer func() {
+		if !m.left {
+			a.p.told()
+		}
+	}()
 	err := c.mutate(c.life, s, protocol.TypeRequestAlloc, m, allocWait.Nanoseconds())
 	if err != nil {
 		a.failed(batch, err)
@@ -391,9 +400,6 @@ func (c *Client) takeIn(s *session, rep *protocol.AllocReply) (pages int, err er
 		}
 		pages = int(rep.Region.Length / max(rep.Region.PageSize, 1)) //nolint:gosec // bounded by the device
 	}
-	p.mu.Lock()
-	clear(p.gone)
-	p.mu.Unlock()
 	return pages + len(rep.Evicted), nil
 }
 
@@ -406,6 +412,9 @@ func (c *Client) addRegion(s *session, given *protocol.Region) error {
 	}
 	p.mu.Lock()
 	old := p.regions[given.RegionID]
+	if old == nil {
+		old = p.dying[given.RegionID] // given up already, and perhaps still written to
+	}
 	epoch, gone := p.gone[given.RegionID]
 	p.mu.Unlock()
 	if gone && epoch >= given.Epoch || old != nil && old.epoch >= given.Epoch {

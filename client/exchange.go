@@ -60,7 +60,8 @@ func (c *Client) roundTrip(ctx context.Context, s *session, t protocol.Type, ex 
 		defer cancel()
 	}
 	more, err := c.retry(ctx, s, cl, ex, err)
-	return cl.sentAt, (unknown || more) && !answeredNo(err), err
+	// What the last attempt was answered says nothing of the others, which may be waiting to be read.
+	return cl.sentAt, unknown || more, err
 }
 
 // ready returns a connection of the session, or of any if s is nil; nil if there is none now.
@@ -120,8 +121,10 @@ func (c *Client) attempt(ctx context.Context, cn *conn, cl *call, ex exchange) (
 	}
 	s := cn.sess.Load()
 	if pe == nil || pe.Code == protocol.CodeOK {
-		s.answered(cl.sentAt)
-		c.lastAnswer.Store(cl.sentAt)
+		if byLeader(cl.typ) {
+			s.answered(cl.sentAt)
+			c.lastAnswer.Store(cl.sentAt)
+		}
 		return true, nil
 	}
 	c.counters.serverErrors.Add(1)
@@ -131,12 +134,24 @@ func (c *Client) attempt(ctx context.Context, cn *conn, cl *call, ex exchange) (
 	case protocol.CodeSessionExpired:
 		cn.close(pe) // the connector finds out whether the session can be resumed
 	default:
-		if !pe.Code.Retryable() {
+		if !pe.Code.Retryable() && byLeader(cl.typ) {
 			s.answered(cl.sentAt)
 		}
 	}
 	e := *pe
 	return true, &e
+}
+
+// byLeader reports whether only a leader answers requests of a type with success. What others answer says nothing of the
+// session, whose deadline is the leader's.
+func byLeader(t protocol.Type) bool {
+	switch t { //nolint:exhaustive // the others are alike: see default
+	case protocol.TypeExists, protocol.TypeBatchExists, protocol.TypePrefixMatch, protocol.TypeListKeys,
+		protocol.TypeListAllocations, protocol.TypeGetStats, protocol.TypeGetUsage, protocol.TypeReportStats:
+		return false
+	default:
+		return true
+	}
 }
 
 // final reports whether a repetition of the same request cannot succeed.

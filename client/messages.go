@@ -94,6 +94,7 @@ type allocMsg struct {
 	req  protocol.AllocRequest
 	rep  protocol.AllocReply
 	told outcome
+	left bool // its outcome is found out in the background
 }
 
 func (m *allocMsg) appendTo(b []byte) []byte     { return m.req.Append(b) }
@@ -101,7 +102,10 @@ func (m *allocMsg) mutation() *protocol.Mutation { return &m.req.Mutation }
 func (m *allocMsg) decode(p *[]byte) (*protocol.Error, error) {
 	return &m.rep.Error, m.rep.Decode(m.own(p))
 }
-func (m *allocMsg) orphan() outcome { return m.told }
+func (m *allocMsg) orphan() outcome {
+	m.left = true
+	return m.told
+}
 
 type keysMsg struct {
 	replyBuf

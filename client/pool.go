@@ -21,9 +21,10 @@ type pool struct {
 	queue   []*want
 	kick    chan struct{}
 	// gone are regions that a REVOKE named before the reply that gave them was read: region id to epoch. It is emptied
-	// whenever no REQUEST_ALLOC is in flight, so it stays small.
-	gone  map[uint64]uint64
-	dying map[uint64]*region // given up, and perhaps still written to
+	// whenever the outcomes of all REQUEST_ALLOCs are known, so it stays small.
+	asking int // REQUEST_ALLOCs whose outcomes are not known yet
+	gone   map[uint64]uint64
+	dying  map[uint64]*region // given up, and perhaps still written to
 }
 
 // rest is a run of pages in quarantine until due.
@@ -101,8 +102,18 @@ func (p *pool) retire(t run, ms uint64) {
 	}
 	t.r.keys[t.page] = 0
 	t.r.note(t.page, t.n)
+	p.restUntil(t, p.restEnd(ms))
+}
+
+// restEnd is when a quarantine of ms milliseconds that begins now is over.
+func (p *pool) restEnd(ms uint64) int64 {
 	d := millis(ms)
-	r := rest{p.clock() + d + margin(d), t}
+	return p.clock() + d + margin(d)
+}
+
+// restUntil puts pages that hold nothing into quarantine until due.
+func (p *pool) restUntil(t run, due int64) {
+	r := rest{due, t}
 	at, _ := slices.BinarySearchFunc(p.resting, r, func(a, b rest) int { return int(min(max(a.due-b.due, -1), 1)) })
 	p.resting = slices.Insert(p.resting, at, r)
 }
@@ -127,9 +138,16 @@ func (p *pool) use(t run) {
 	if t.r.lost != nil {
 		return
 	}
-	if _, ok := t.r.early[t.page]; ok {
+	if due, ok := t.r.early[t.page]; ok {
+		// The entry is gone, but a reader may have come in between: the page rests as any other would.
 		delete(t.r.early, t.page)
-		p.release(t)
+		if due <= p.clock() {
+			p.release(t)
+			return
+		}
+		t.r.keys[t.page] = 0
+		t.r.note(t.page, t.n)
+		p.restUntil(t, due)
 		return
 	}
 	for i := range t.n {
@@ -153,13 +171,33 @@ func (p *pool) freed(pg *protocol.Page, key uint64) {
 		if len(pg.Key) > 0 {
 			// Its REGISTER has worked, and the answer is still on its way or was lost.
 			if r.early == nil {
-				r.early = make(map[int]struct{})
+				r.early = make(map[int]int64)
 			}
-			r.early[page] = struct{}{}
+			due := int64(0)
+			if pg.FreeAfterMS > 0 {
+				due = p.restEnd(pg.FreeAfterMS)
+			}
+			r.early[page] = due
 		}
 		return
 	}
 	p.retire(run{r, page, n}, pg.FreeAfterMS)
+}
+
+// asks notes that a REQUEST_ALLOC is about to be sent.
+func (p *pool) asks() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asking++
+}
+
+// told notes that what became of a REQUEST_ALLOC is known, and in the books.
+func (p *pool) told() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.asking--; p.asking == 0 {
+		clear(p.gone)
+	}
 }
 
 // add makes a region's pages available. It replaces nothing: see Client.addRegion.

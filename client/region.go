@@ -28,15 +28,15 @@ type region struct {
 
 	free    *bitset
 	used    *bitset
-	keys    []uint64         // per page: hash of the key whose entry begins there, or is about to
-	early   map[int]struct{} // taken pages whose entry was freed before its REGISTER was known to have worked
-	changed *bitset          // pages whose state changed since the HANDSHAKE in progress was sent; nil if none is
-	copies  int              // stores that are writing now
-	drained chan struct{}    // closed when copies reaches 0; nil if nobody waits
-	allocs  int              // open Allocs, whose memory the user may write to at any time
-	idle    chan struct{}    // closed when allocs reaches 0 after the region was given up
-	lost    error            // why it was given up: ErrRevoked or ErrSessionExpired; nil while it is owned
-	covered bool             // the mapping was replaced by private memory
+	keys    []uint64      // per page: hash of the key whose entry begins there, or is about to
+	early   map[int]int64 // taken pages whose entry was freed before its REGISTER was known to have worked: end of rest
+	changed *bitset       // pages whose state changed since the HANDSHAKE in progress was sent; nil if none is
+	copies  int           // stores that are writing now
+	drained chan struct{} // closed when copies reaches 0; nil if nobody waits
+	allocs  int           // open Allocs, whose memory the user may write to at any time
+	idle    chan struct{} // closed when allocs reaches 0 after the region was given up
+	lost    error         // why it was given up: ErrRevoked or ErrSessionExpired; nil while it is owned
+	covered bool          // the mapping was replaced by private memory
 }
 
 // newRegion maps a region for writing. dev is held by the region from then on.
