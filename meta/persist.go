@@ -257,8 +257,9 @@ func Open(store Store) (*Machine, error) {
 		return nil, err
 	}
 	for _, p := range m.parts {
-		// With state left it has records, which are removed when the change of policies ends.
+		// With state left it counts in the state hash, until the change of policies ends.
 		if p.old != nil && p.old.Len() == 0 && p.old.StateHash() == 0 {
+			m.discard(p, p.old, oldPages)
 			p.old = nil
 		}
 	}

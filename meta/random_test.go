@@ -24,7 +24,7 @@ func (p *pool) check() {
 		n := 0
 		for _, r := range m.regionList {
 			if r.device == d {
-				used += r.length
+				used += min(r.offset+r.length, max(d.dataEnd(), r.offset)) - r.offset
 				spans = append(spans, extent{r.offset, r.length})
 				n++
 			}
@@ -84,7 +84,7 @@ func (p *pool) check() {
 func TestRandomCommands(t *testing.T) {
 	for seed := range uint64(8) {
 		for _, name := range policy.Names() {
-			t.Run(fmt.Sprintf("%s/%d", name, seed), func(t *testing.T) { randomRun(t, name, seed, 600) })
+			t.Run(fmt.Sprintf("%s/%d", name, seed), func(t *testing.T) { randomRun(t, name, seed, 1000) })
 		}
 	}
 }
@@ -104,7 +104,7 @@ func randomRun(t *testing.T, name string, seed uint64, steps int) {
 		if i%20 == 0 {
 			p.check()
 		}
-		if r.IntN(60) == 0 {
+		if r.IntN(30) == 0 {
 			p.m = p.rebuilt()
 		}
 	}
@@ -180,7 +180,11 @@ func (g *generator) step() {
 	case 16:
 		if g.r.IntN(10) == 0 {
 			d := p.m.Devices()[g.r.IntN(len(p.m.Devices()))]
-			p.apply(Header{}, &Retire{Device: d.ID, Generation: d.Generation + 1, Fenced: g.r.IntN(2) == 0})
+			size := uint64(0)
+			if g.r.IntN(2) == 0 {
+				size = d.DataOffset + (8+g.r.Uint64N(24))*page
+			}
+			p.apply(Header{}, &Retire{Device: d.ID, Generation: d.Generation + 1, Size: size, Fenced: g.r.IntN(2) == 0})
 		}
 	case 17:
 		g.touch()
@@ -188,7 +192,7 @@ func (g *generator) step() {
 		p.do(id, &Cancel{Seqs: []uint64{p.seqs[id] + 1 + g.r.Uint64N(3)}})
 		p.seqs[id] += 4
 	case 19:
-		if g.r.IntN(20) == 0 {
+		if g.r.IntN(5) == 0 {
 			s := p.m.Settings()
 			s.Policy = policy.Names()[g.r.IntN(len(policy.Names()))]
 			p.apply(Header{}, &SetSettings{s})
@@ -268,6 +272,17 @@ func (g *generator) session2(id SessionID) {
 		g.p.apply(Header{}, &CloseSession{ID: id, Fenced: g.r.IntN(2) == 0})
 	case 1:
 		g.p.apply(Header{}, &Fence{ID: id})
+	case 2:
+		if info, ok := g.p.m.Session(id); ok {
+			code, body := g.p.apply(Header{}, &OpenSession{Instance: info.Instance, TTLMS: 1000, Secret: g.r.Uint64(), Replaces: id})
+			if r, err := DecodeSession(body); code == 0 && err == nil {
+				g.sessions = append(g.sessions, r.ID)
+			}
+		}
+	case 3:
+		if g.r.IntN(30) == 0 {
+			g.p.apply(Header{}, &NewIncarnation{Incarnation: g.p.m.Incarnation() + 1})
+		}
 	}
 }
 
