@@ -26,6 +26,7 @@ type Client struct {
 	spawnMu sync.Mutex // orders spawn before the wait of Close
 
 	sess       atomic.Pointer[session]
+	opening    uint64 // see openingSecret; the connector's
 	link       atomic.Pointer[link]
 	lastAnswer atomic.Int64 // when the last answered request was sent
 	needLink   chan struct{}

@@ -2,6 +2,8 @@ package client
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -138,6 +140,8 @@ func (c *Client) handshakeRequest(old *session) *protocol.HandshakeRequest {
 	}
 	if old != nil {
 		req.Session, req.Secret = old.id, old.secret
+	} else {
+		req.Secret = c.openingSecret()
 	}
 	if boot, err := cxl.BootID(); err == nil {
 		req.BootID = formatID(boot)
@@ -148,6 +152,17 @@ func (c *Client) handshakeRequest(old *session) *protocol.HandshakeRequest {
 		}
 	}
 	return req
+}
+
+// openingSecret is the number that names the opening of a session until one is open, so that a HANDSHAKE that is
+// repeated because its reply was lost gets the session of the first, and another client of the same process does not.
+func (c *Client) openingSecret() uint64 {
+	for c.opening == 0 {
+		var b [8]byte
+		_, _ = rand.Read(b[:]) // never fails: see crypto/rand
+		c.opening = binary.LittleEndian.Uint64(b[:])
+	}
+	return c.opening
 }
 
 // formatID writes an id as the kernel writes boot ids.
@@ -229,7 +244,7 @@ func (c *Client) sendHandshake(ctx context.Context, cn *conn, req *protocol.Hand
 func (c *Client) replaceSession(ctx context.Context, cn *conn, old *session) (*protocol.HandshakeReply, error) {
 	req := c.handshakeRequest(nil)
 	if c.endSession(old) {
-		req.Replaces = old.id
+		req.Replaces, req.ReplacesSecret = old.id, old.secret
 	}
 	reply, sentAt, err := c.sendHandshake(ctx, cn, req)
 	if err != nil {
@@ -244,6 +259,7 @@ func (c *Client) beginSession(cn *conn, reply *protocol.HandshakeReply, sentAt i
 		id: reply.Session, secret: reply.Secret, ttl: millis(reply.TTLMS), gone: make(chan struct{}),
 	}
 	s.answered(sentAt)
+	c.opening = 0
 	c.sess.Store(s)
 	cn.sess.Store(s)
 	if reply.Resumed || len(reply.Regions) > 0 {

@@ -113,6 +113,7 @@ type OpenSession struct {
 	Features uint64
 	Secret   uint64 // drawn by the leader
 	Replaces SessionID
+	Proof    uint64 // the secret of Replaces, without which that is ignored
 	Process  Process
 }
 
@@ -270,14 +271,14 @@ func (c *OpenSession) appendTo(b []byte) []byte {
 	b = binary.AppendUvarint(b, c.TTLMS)
 	b = binary.AppendUvarint(b, c.Features)
 	b = appendU64(b, c.Secret)
-	b = binary.AppendUvarint(b, uint64(c.Replaces))
+	b = appendU64(binary.AppendUvarint(b, uint64(c.Replaces)), c.Proof)
 	return c.Process.appendTo(b)
 }
 
 func (c *OpenSession) decode(d *decoder) {
 	c.Instance, c.Tenant = d.string(), d.string()
 	c.TTLMS, c.Features, c.Secret = d.uvarint(), d.uvarint(), d.u64()
-	c.Replaces = SessionID(d.uvarint())
+	c.Replaces, c.Proof = SessionID(d.uvarint()), d.u64()
 	c.Process.decode(d)
 }
 

@@ -290,3 +290,21 @@ func TestPublishedTrace(t *testing.T) {
 		}
 	}
 }
+
+// A session is replaced only by who knows its secret.
+func TestReplacingNeedsTheSecret(t *testing.T) {
+	p := newPool(t)
+	a := p.open("a")
+	code, _ := p.apply(Header{}, &OpenSession{Instance: "a", TTLMS: 1000, Secret: 7, Replaces: a, Proof: 1})
+	require.Equal(t, protocol.CodeDuplicate, code)
+	require.True(t, p.m.SessionOpen(a))
+	info, _ := p.m.Session(a)
+	code, _ = p.apply(Header{}, &OpenSession{Instance: "a", TTLMS: 1000, Secret: 7, Replaces: a, Proof: info.Secret})
+	require.Zero(t, code)
+	require.False(t, p.m.SessionOpen(a))
+	again, body := p.apply(Header{}, &OpenSession{Instance: "a", TTLMS: 1000, Secret: 7})
+	require.Zero(t, again)
+	r, err := DecodeSession(body)
+	require.NoError(t, err)
+	require.True(t, p.m.SessionOpen(r.ID), "an opening that is repeated gets the session of the first")
+}

@@ -274,7 +274,7 @@ func (g *generator) session2(id SessionID) {
 		g.p.apply(Header{}, &Fence{ID: id})
 	case 2:
 		if info, ok := g.p.m.Session(id); ok {
-			code, body := g.p.apply(Header{}, &OpenSession{Instance: info.Instance, TTLMS: 1000, Secret: g.r.Uint64(), Replaces: id})
+			code, body := g.p.apply(Header{}, &OpenSession{Instance: info.Instance, TTLMS: 1000, Secret: g.r.Uint64(), Replaces: id, Proof: info.Secret})
 			if r, err := DecodeSession(body); code == 0 && err == nil {
 				g.sessions = append(g.sessions, r.ID)
 			}

@@ -281,7 +281,7 @@ func TestNothingBeyondTheEndOfADevice(t *testing.T) {
 func TestReplacedSessionIsForgotten(t *testing.T) {
 	p := newPool(t)
 	a := p.open("a")
-	code, _ := p.apply(Header{}, &OpenSession{Instance: "a", TTLMS: 1, Secret: 1, Replaces: a})
+	code, _ := p.apply(Header{}, &OpenSession{Instance: "a", TTLMS: 1, Secret: 1, Replaces: a, Proof: p.m.sessions[a].secret})
 	require.Zero(t, code)
 	require.Len(t, p.m.sessions, 1)
 	p.apply(Header{}, &NewIncarnation{Incarnation: 3})

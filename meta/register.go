@@ -86,7 +86,7 @@ func (m *Machine) admit(h Header, s *session, e *protocol.RegisterEntry) (*regio
 		return nil, protocol.CodeBadRequest
 	}
 	r := m.regions[RegionID(e.RegionID)]
-	native := e.Epoch != 0
+	native := e.Epoch != 0 || s != nil && s.ttlMS != 0 // Maru's clients have neither
 	switch {
 	case r == nil || r.state == RegionDraining || native && r.epoch != e.Epoch:
 		return nil, protocol.CodeStaleEpoch

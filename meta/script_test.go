@@ -70,6 +70,12 @@ func (s *script) text(t *testing.T, d *datadriven.TestData, key string) string {
 	return v
 }
 
+// secretOf is the secret of a session, which its client knows.
+func (s *script) secretOf(name string) uint64 {
+	info, _ := s.m.Session(s.names[name])
+	return info.Secret
+}
+
 // verdict runs a command and shows its code.
 func (s *script) verdict(id SessionID, c Command) string {
 	code, _ := s.send(id, c)
@@ -117,6 +123,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		name := d.CmdArgs[0].Key
 		code, body := s.apply(Header{}, &OpenSession{
 			Instance: name, Tenant: s.text(t, d, "tenant"), TTLMS: 1000, Secret: 5 + s.index, Replaces: s.names[s.text(t, d, "replaces")],
+			Proof: s.secretOf(s.text(t, d, "replaces")),
 		})
 		if code != 0 {
 			return code.String() + "\n"

@@ -121,9 +121,13 @@ func (m *Machine) applyOpenSession(c *OpenSession, out *Results) {
 		out.fail(protocol.CodeBadRequest)
 		return
 	}
+	old := m.sessions[c.Replaces]
+	if old != nil && (old.instance != c.Instance || old.secret != c.Proof) {
+		old = nil // not this client's to end
+	}
 	if id, ok := m.openOf[c.Instance]; ok {
 		s := m.sessions[id]
-		if s.secret != c.Secret && c.Replaces != id {
+		if s.secret != c.Secret && s != old {
 			// A second process under the same name: the leader closes the old session first, if it may.
 			out.fail(protocol.CodeDuplicate)
 			return
@@ -133,7 +137,7 @@ func (m *Machine) applyOpenSession(c *OpenSession, out *Results) {
 			return
 		}
 	}
-	if old := m.sessions[c.Replaces]; old != nil && old.instance == c.Instance {
+	if old != nil {
 		m.closeSession(old)
 		m.fenceSession(old)
 		m.forgetSession(old)

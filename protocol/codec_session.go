@@ -13,6 +13,7 @@ func (m *HandshakeRequest) Append(b []byte) []byte {
 	e.optUint("session", m.Session)
 	e.optUint("secret", m.Secret)
 	e.optUint("replaces", m.Replaces)
+	e.optUint("replaces_secret", m.ReplacesSecret)
 	e.optStr("boot_id", m.BootID)
 	e.optUint("pid_ns", m.PIDNamespace)
 	e.optUint("pid", m.PID)
@@ -45,6 +46,8 @@ func (m *HandshakeRequest) Decode(b []byte) error {
 			m.Secret = d.uint()
 		case "replaces":
 			m.Replaces = d.uint()
+		case "replaces_secret":
+			m.ReplacesSecret = d.uint()
 		case "boot_id":
 			m.BootID = d.label()
 		case "pid_ns":

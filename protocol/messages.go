@@ -161,12 +161,15 @@ type HandshakeRequest struct {
 	TTLMS         uint64 // "ttl_ms": wanted session TTL; the server clamps it
 	Features      uint64 // "features"
 	Session       uint64 // "session": to resume; 0 = a new one
-	Secret        uint64 // "secret": proves the right to resume
-	Replaces      uint64 // "replaces": a session of this instance that has suspended itself and will never write again
-	BootID        string // "boot_id" of the client's host, for fencing by process
-	PIDNamespace  uint64 // "pid_ns": inode of /proc/self/ns/pid
-	PID           uint64 // "pid"
-	PIDStart      uint64 // "pid_start": start time of the process in clock ticks
+	// "secret": with session, proves the right to resume it. Without, a random number that the new session will have: a
+	// HANDSHAKE that is repeated because its reply was lost gets the same session, and nobody else does. 0 = the server's.
+	Secret         uint64
+	Replaces       uint64 // "replaces": a session of this instance that has suspended itself and will never write again
+	ReplacesSecret uint64 // "replaces_secret": its secret
+	BootID         string // "boot_id" of the client's host, for fencing by process
+	PIDNamespace   uint64 // "pid_ns": inode of /proc/self/ns/pid
+	PID            uint64 // "pid"
+	PIDStart       uint64 // "pid_start": start time of the process in clock ticks
 }
 
 // GoodbyeRequest is GOODBYE (0x37), which ends the session; the reply is a SuccessReply.

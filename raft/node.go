@@ -510,11 +510,19 @@ func (c *Core) finalFlush() error {
 }
 
 // Propose appends data to the leader's log, as Core.Propose does.
-func (n *Node) Propose(data []byte) (index, term uint64, err error) {
+func (n *Node) Propose(data []byte) (index, term uint64, err error) { return n.ProposeIn(0, data) }
+
+// ProposeIn is Propose for a proposal that was made on what this member knew as leader in a term: in a later one, though
+// it leads again, nothing is appended and the error is a *NotLeaderError. Term 0 is any.
+func (n *Node) ProposeIn(in uint64, data []byte) (index, term uint64, err error) {
 	if n.Err() != nil {
 		return 0, 0, ErrStopped
 	}
 	n.mu.Lock()
+	if in != 0 && n.core.leadTerm != in {
+		n.mu.Unlock()
+		return 0, 0, &NotLeaderError{Leader: n.leader.Load()}
+	}
 	index, term, err = n.core.Propose(data)
 	n.mu.Unlock()
 	if err != nil {

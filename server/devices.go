@@ -208,7 +208,11 @@ func (d *devices) create(ctx context.Context, cfg DeviceConfig, path string, old
 		}
 		copy(opts.Device[:], raw)
 		opts.DeviceID = uint64(old.ID)
-		if err := d.retire(ctx, old, opts.Generation, path, cfg, true); err != nil {
+		fenced, err := d.replaceFile(old, path)
+		if err != nil {
+			return err
+		}
+		if err := d.retire(ctx, old, opts.Generation, path, cfg, fenced); err != nil {
 			return err
 		}
 	} else {
@@ -232,6 +236,25 @@ func (d *devices) create(ctx context.Context, cfg DeviceConfig, path string, old
 	d.s.logger.Info("formatted a pool device", slog.String("path", path), slog.Uint64("device", opts.DeviceID),
 		slog.Int64("bytes", opts.Size))
 	return nil
+}
+
+// replaceFile removes what is left of a pool file, so that what is formatted is a new inode, which no client has mapped.
+// It reports whether nobody can write to what will be there: a device cannot be replaced, and is safe only if the host
+// has been restarted since.
+func (d *devices) replaceFile(old *meta.DeviceInfo, path string) (fenced bool, err error) {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("look at the pool device: %w", err)
+	case !info.Mode().IsRegular():
+		return old.BootID != d.boot, nil
+	}
+	if err := os.Remove(path); err != nil {
+		return false, fmt.Errorf("replace the pool file: %w", err)
+	}
+	return true, nil
 }
 
 // createMemFD makes anonymous memory, whose path is known only afterwards. What is not in the log yet is of no use to

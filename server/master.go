@@ -54,8 +54,8 @@ type MasterConfig struct {
 	Store    Store
 	Logger   *slog.Logger
 	Counters *Counters
-	// Propose appends a group to the log: see raft.Node.Propose.
-	Propose func(data []byte) (index, term uint64, err error)
+	// Propose appends a group to the log, if this member still leads in the term: see raft.Node.ProposeIn.
+	Propose func(term uint64, data []byte) (index uint64, inTerm uint64, err error)
 	// Wake asks the shell to call Pump soon, from a goroutine of its own. It must not block, and must not call back.
 	Wake func()
 	// Leader returns the client address of the leader, "" if unknown, and its member id.

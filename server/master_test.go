@@ -44,7 +44,7 @@ func newRig(t *testing.T) *rig {
 	r := &rig{t: t, clock: &fakeClock{now: 1e9}, dead: map[uint64]bool{}}
 	r.m, err = NewMaster(MasterConfig{
 		Clock: r.clock, Store: store.State(), Logger: slog.New(slog.DiscardHandler), Counters: &Counters{},
-		Propose: func(data []byte) (uint64, uint64, error) {
+		Propose: func(_ uint64, data []byte) (uint64, uint64, error) {
 			if r.refuse != nil {
 				return 0, 0, r.refuse
 			}
@@ -722,9 +722,13 @@ func TestOneSessionPerInstance(t *testing.T) {
 	require.Contains(t, reply.Message, "process 1001")
 	require.NotZero(t, reply.RetryAfterMS)
 
-	// The same process again, whose reply was lost, gets its session back.
-	same := r.connect()
+	// Another client of the same process is in the way, too: the two would share sequence numbers.
 	req.PID, req.PIDStart = 1001, 5
+	require.Equal(t, protocol.CodeBusy, intruder.handshake(req).Code)
+
+	// The opening repeated, whose reply was lost, gets its session.
+	same := r.connect()
+	req.Secret = c.hello.Secret
 	reply = same.handshake(req)
 	require.NoError(t, reply.Err())
 	require.Equal(t, c.hello.Session, reply.Session)
@@ -737,7 +741,7 @@ func TestOneSessionPerInstance(t *testing.T) {
 
 	// A dead process is in nobody's way.
 	r.dead[1001] = true
-	req.PID = 78
+	req.PID, req.Secret = 78, 0
 	reply = intruder.handshake(req)
 	require.NoError(t, reply.Err())
 	require.NotEqual(t, c.hello.Session, reply.Session)

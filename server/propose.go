@@ -61,7 +61,7 @@ func (m *Master) pumpOnce() bool {
 	if g == nil {
 		return false
 	}
-	index, term, err := m.cfg.Propose(data)
+	index, term, err := m.cfg.Propose(g.term, data)
 	m.mu.Lock()
 	if err == nil {
 		// The group may have been applied already.

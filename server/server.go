@@ -264,7 +264,7 @@ func random64() uint64 {
 func (s *Server) masterConfig() MasterConfig {
 	return MasterConfig{
 		Clock: systemClock{}, Store: s.store.State(), Logger: s.logger, Counters: s.counters,
-		Propose:  func(data []byte) (uint64, uint64, error) { return s.node.Propose(data) },
+		Propose:  func(term uint64, data []byte) (uint64, uint64, error) { return s.node.ProposeIn(term, data) },
 		Wake:     s.wakePump,
 		Leader:   s.leaderAddr,
 		Describe: s.describe,

@@ -220,7 +220,7 @@ func wireDevice(d *meta.DeviceInfo) protocol.Device {
 }
 
 // openSession queues the opening of a session. An older one of the same instance is in the way unless its client has
-// given it up, is proven dead, or is the very same process, whose first reply was lost.
+// given it up, is proven dead, or repeats an opening whose reply was lost.
 func (m *Master) openSession(
 	c *Client, h protocol.Header, req *protocol.HandshakeRequest, out []byte, now int64,
 ) []byte {
@@ -231,10 +231,14 @@ func (m *Master) openSession(
 	ttl = max(ttl, minSessionTTL)
 	cmd := &meta.OpenSession{
 		Instance: req.InstanceID, Tenant: req.Tenant, TTLMS: uint64(ttl / time.Millisecond), //nolint:gosec // positive
-		Features: req.Features & features, Secret: m.cfg.Random() | 1, Replaces: meta.SessionID(req.Replaces),
+		Features: req.Features & features, Secret: req.Secret, Replaces: meta.SessionID(req.Replaces),
+		Proof: req.ReplacesSecret,
 		Process: meta.Process{
 			BootID: bootID(req.BootID), PIDNamespace: req.PIDNamespace, PID: req.PID, Start: req.PIDStart,
 		},
+	}
+	if cmd.Secret == 0 {
+		cmd.Secret = m.cfg.Random() | 1
 	}
 	m.state.RLock()
 	old, open := m.machine.SessionOf(req.InstanceID)
@@ -242,10 +246,10 @@ func (m *Master) openSession(
 	m.state.RUnlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if open && old != cmd.Replaces {
+	if open && (old != cmd.Replaces || info.Secret != cmd.Proof) {
 		switch {
-		case cmd.Process.Known() && info.Process == cmd.Process && info.Tenant == tenantOr(req.Tenant):
-			cmd.Secret = info.Secret // the same process again: the machine returns the same session
+		case info.Secret == cmd.Secret && info.Tenant == tenantOr(req.Tenant):
+			// A repeated opening, whose first reply was lost: the machine returns the same session.
 		case m.cfg.Host.dead(info.Process):
 			m.closeSession(m.know(&info), true)
 		default:
