@@ -18,11 +18,15 @@ const (
 	bigValue   = 1 << 20
 	smallValue = 64 << 10
 	batchItems = 64
-	dataPool   = 1 << 30
+	dataPool   = 3 << 30
 	dataPasses = 3
-	dataKeys   = 512 << 20 // bytes that are stored and read: half of the pool, so that nothing is evicted
-	// dataCallers overlap the durable REGISTER of one value with the copy of another.
-	dataCallers = 16
+	dataKeys   = 1536 << 20 // bytes that are stored and read: half of the pool, so that nothing is evicted
+	// putBytes are under way at a time: callers overlap the durable REGISTER of one value with the copies of others.
+	putBytes = 48 << 20
+	// getBytes are read at a time: enough to overlap a lookup with a copy. Each caller has a buffer of its own, and
+	// together they fit the last cache, as staging buffers do.
+	getBytes  = 8 << 20
+	getRounds = 8 // so often everything is read, so that it takes about a second
 )
 
 // data measures Put, Get, PutBatch and GetBatch through the pool.
@@ -84,10 +88,16 @@ func (b *bench) dataRates(size, batch int, checksums bool) (put, get float64, er
 	// The first passes map and fault the pool's pages in; the last, on pages that were used before, is measured.
 	for pass := range dataPasses {
 		base := uint64(pass) << 32
-		if put, err = b.each(total/batch, func(i int) error { return putOne(b.ctx, c, base, i, batch, value) }, size*batch); err != nil {
+		if put, err = b.each(total/batch, func(i int) error { return putOne(b.ctx, c, base, i, batch, value) }, size*batch, putBytes); err != nil {
 			return 0, 0, err
 		}
-		if get, err = b.each(total/batch, func(i int) error { return getOne(b.ctx, c, base, i, batch, value) }, size*batch); err != nil {
+		reads := total / batch
+		if pass == dataPasses-1 {
+			reads *= getRounds
+		}
+		if get, err = b.each(reads, func(i int) error {
+			return getOne(b.ctx, c, base, i%(total/batch), batch, value)
+		}, size*batch, getBytes); err != nil {
 			return 0, 0, err
 		}
 		if pass < dataPasses-1 {
@@ -100,14 +110,14 @@ func (b *bench) dataRates(size, batch int, checksums bool) (put, get float64, er
 	return put, get, nil
 }
 
-// each calls do for every number below count from dataCallers goroutines, and returns bytes per second.
-func (b *bench) each(count int, do func(i int) error, size int) (float64, error) {
+// each calls do for every number below count, under bytes at a time, and returns bytes per second.
+func (b *bench) each(count int, do func(i int) error, size, under int) (float64, error) {
 	var next atomic.Int64
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	var errs []error
 	begin := time.Now()
-	for range dataCallers {
+	for range max(2, under/size) {
 		wg.Go(func() {
 			for i := int(next.Add(1)) - 1; i < count; i = int(next.Add(1)) - 1 {
 				if err := do(i); err != nil {

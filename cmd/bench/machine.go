@@ -42,33 +42,24 @@ func measureMachine(ctx context.Context, file string, each time.Duration) (Machi
 	return m, nil
 }
 
-// Sizes of the copies: blocks of 1 MiB between memory that no cache holds and a buffer that one does, as a store copies
-// from an engine's staging buffer into the pool.
-const (
-	copyBlock = 1 << 20
-	copySpan  = 256 << 20
-)
+// copySpan is copied to as much other memory: no cache holds either.
+const copySpan = 256 << 20
 
 // copyRate measures copies by a number of threads, in bytes per second.
 func copyRate(threads int, each time.Duration) float64 {
 	var wg sync.WaitGroup
 	counts := make([]int, threads)
-	spans := make([][]byte, threads)
-	for i := range spans {
-		spans[i] = make([]byte, copySpan/threads)
-		for j := 0; j < len(spans[i]); j += 4096 {
-			spans[i][j] = 1 // fault the pages in
-		}
+	src, dst := make([]byte, copySpan), make([]byte, copySpan)
+	for j := 0; j < copySpan; j += 4096 {
+		src[j], dst[j] = 1, 1 // fault the pages in
 	}
+	span := copySpan / threads
 	begin := time.Now()
 	for i := range threads {
 		wg.Go(func() {
-			hot := make([]byte, copyBlock)
 			for time.Since(begin) < each {
-				for at := 0; at+copyBlock <= len(spans[i]); at += copyBlock {
-					copy(spans[i][at:at+copyBlock], hot)
-					counts[i]++
-				}
+				copy(dst[i*span:(i+1)*span], src[i*span:(i+1)*span])
+				counts[i]++
 			}
 		})
 	}
@@ -77,7 +68,7 @@ func copyRate(threads int, each time.Duration) float64 {
 	for _, n := range counts {
 		total += n
 	}
-	return float64(total) * copyBlock / time.Since(begin).Seconds()
+	return float64(total) * float64(span) / time.Since(begin).Seconds()
 }
 
 // syncTime is the median time of a 4 KiB append made durable, in microseconds.
