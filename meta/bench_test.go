@@ -15,6 +15,7 @@ import (
 
 // fill registers n entries with 32-byte keys, a batch of 64 at a time.
 func fill(tb testing.TB, p *pool, a SessionID, n int) {
+	tb.Helper()
 	const perRegion = 1 << 20
 	var r AllocResult
 	key := make([]byte, 32)

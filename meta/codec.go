@@ -3,6 +3,8 @@ package meta
 import (
 	"encoding/binary"
 	"errors"
+
+	"larder/protocol"
 )
 
 // ErrCorrupt is returned for log entries, results and records that do not decode. A replica that meets one stops:
@@ -26,6 +28,26 @@ func (d *decoder) uvarint() uint64 {
 	}
 	d.b = d.b[n:]
 	return v
+}
+
+// u32 reads a number that is kept in 32 bits.
+func (d *decoder) u32() uint32 {
+	v := d.uvarint()
+	if v > 1<<32-1 {
+		d.fail()
+		return 0
+	}
+	return uint32(v)
+}
+
+// code reads a result's code.
+func (d *decoder) code() protocol.Code {
+	v := d.uvarint()
+	if v > 1<<16-1 {
+		d.fail()
+		return protocol.CodeInternal
+	}
+	return protocol.Code(v)
 }
 
 func (d *decoder) varint() int64 {
@@ -99,7 +121,7 @@ func (d *decoder) string() string { return string(d.bytes()) }
 // make the caller allocate more than the input could hold.
 func (d *decoder) count(minBytes int) int {
 	n := d.uvarint()
-	if n > uint64(len(d.b)/minBytes) {
+	if n > uint64(len(d.b)/minBytes) { //nolint:gosec // not negative
 		d.fail()
 		return 0
 	}

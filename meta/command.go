@@ -245,12 +245,13 @@ func (*Alloc) Kind() Kind        { return KindAlloc }        //nolint:revive // 
 func (*ReturnRegion) Kind() Kind { return KindReturn }       //nolint:revive // see Command
 func (*Register) Kind() Kind     { return KindRegister }     //nolint:revive // see Command
 func (*Delete) Kind() Kind       { return KindDelete }       //nolint:revive // see Command
-func (p *Pin) Kind() Kind {
-	if p.Undo {
+// Kind implements Command.
+func (c *Pin) Kind() Kind {
+	if c.Undo {
 		return KindUnpin
 	}
 	return KindPin
-}                                  //nolint:revive // see Command
+}
 func (*Cancel) Kind() Kind         { return KindCancel }      //nolint:revive // see Command
 func (*Clear) Kind() Kind          { return KindClear }       //nolint:revive // see Command
 func (*Sweep) Kind() Kind          { return KindSweep }       //nolint:revive // see Command
@@ -324,21 +325,21 @@ func (c *Alloc) appendTo(b []byte) []byte {
 
 func (c *Alloc) decode(d *decoder) {
 	c.Phase = d.byte()
-	c.Device, c.Size, c.PageSize = DeviceID(d.uvarint()), d.uvarint(), d.uvarint()
-	c.Region, c.MaxOwned = RegionID(d.uvarint()), d.uvarint()
+	c.Device, c.Size, c.PageSize = DeviceID(d.u32()), d.uvarint(), d.uvarint()
+	c.Region, c.MaxOwned = RegionID(d.u32()), d.uvarint()
 	c.Victims = make([]Victim, d.count(2))
 	for i := range c.Victims {
-		c.Victims[i] = Victim{Slot: Slot(d.uvarint()), Birth: d.uvarint()}
+		c.Victims[i] = Victim{Slot: d.u32(), Birth: d.uvarint()}
 	}
 	c.Touched = make([]Slot, d.count(1))
 	for i := range c.Touched {
-		c.Touched[i] = Slot(d.uvarint())
+		c.Touched[i] = d.u32()
 	}
-	c.Keys, c.Found = uint32(d.uvarint()), d.bytes()
+	c.Keys, c.Found = d.u32(), d.bytes()
 }
 
 func (c *ReturnRegion) appendTo(b []byte) []byte { return binary.AppendUvarint(b, uint64(c.Region)) }
-func (c *ReturnRegion) decode(d *decoder)        { c.Region = RegionID(d.uvarint()) }
+func (c *ReturnRegion) decode(d *decoder)        { c.Region = RegionID(d.u32()) }
 
 // Flags of an encoded RegisterEntry: which optional fields follow.
 const (
@@ -519,18 +520,19 @@ func (c *Sweep) decode(d *decoder)        { c.Limit = uint32(min(d.uvarint(), 1<
 func (c *Mark) appendTo(b []byte) []byte {
 	return binary.AppendUvarint(binary.AppendUvarint(b, uint64(c.Region)), uint64(c.For))
 }
-func (c *Mark) decode(d *decoder) { c.Region, c.For = RegionID(d.uvarint()), SessionID(d.uvarint()) }
+
+func (c *Mark) decode(d *decoder) { c.Region, c.For = RegionID(d.u32()), SessionID(d.uvarint()) }
 
 func (c *RevokeDone) appendTo(b []byte) []byte {
 	return binary.AppendUvarint(binary.AppendUvarint(b, uint64(c.Region)), c.Epoch)
 }
-func (c *RevokeDone) decode(d *decoder) { c.Region, c.Epoch = RegionID(d.uvarint()), d.uvarint() }
+func (c *RevokeDone) decode(d *decoder) { c.Region, c.Epoch = RegionID(d.u32()), d.uvarint() }
 
 func (c *FreeRegion) appendTo(b []byte) []byte { return binary.AppendUvarint(b, uint64(c.Region)) }
-func (c *FreeRegion) decode(d *decoder)        { c.Region = RegionID(d.uvarint()) }
+func (c *FreeRegion) decode(d *decoder)        { c.Region = RegionID(d.u32()) }
 
 func (c *EmptyRegion) appendTo(b []byte) []byte { return binary.AppendUvarint(b, uint64(c.Region)) }
-func (c *EmptyRegion) decode(d *decoder)        { c.Region = RegionID(d.uvarint()) }
+func (c *EmptyRegion) decode(d *decoder)        { c.Region = RegionID(d.u32()) }
 
 func (c *AddDevice) appendTo(b []byte) []byte {
 	for _, s := range []string{c.UUID, c.Path, c.Node, c.Tier, c.Coherence, c.BootID} {
@@ -557,12 +559,12 @@ func (c *Retire) appendTo(b []byte) []byte {
 }
 
 func (c *Retire) decode(d *decoder) {
-	c.Device, c.Generation = DeviceID(d.uvarint()), d.u64()
+	c.Device, c.Generation = DeviceID(d.u32()), d.u64()
 	c.BootID, c.Path, c.Size, c.Fenced = d.string(), d.string(), d.uvarint(), d.bool()
 }
 
 func (c *DropDevice) appendTo(b []byte) []byte { return binary.AppendUvarint(b, uint64(c.Device)) }
-func (c *DropDevice) decode(d *decoder)        { c.Device = DeviceID(d.uvarint()) }
+func (c *DropDevice) decode(d *decoder)        { c.Device = DeviceID(d.u32()) }
 
 func (c *SetSettings) appendTo(b []byte) []byte { return c.Settings.appendTo(b) }
 func (c *SetSettings) decode(d *decoder)        { c.Settings.decode(d) }
@@ -576,7 +578,7 @@ func (s *Settings) appendTo(b []byte) []byte {
 }
 
 func (s *Settings) decode(d *decoder) {
-	s.Version, s.Policy = uint32(d.uvarint()), d.string()
+	s.Version, s.Policy = d.u32(), d.string()
 	for _, v := range []*uint64{&s.TTLMS, &s.PageSize, &s.RegionSize, &s.MaxRegionsPerInstance, &s.MinRegionAgeMS} {
 		*v = d.uvarint()
 	}

@@ -210,9 +210,9 @@ func (d *device) appendKey(b []byte) []byte {
 	return binary.BigEndian.AppendUint32(append(b, recDevice), uint32(d.id))
 }
 
-func (d *device) appendValue(b []byte) []byte { return d.AddDevice.appendTo(b) }
+func (d *device) appendValue(b []byte) []byte { return d.appendTo(b) }
 
 func (d *device) load(key, value *decoder) {
 	d.id = DeviceID(key.be32())
-	d.AddDevice.decode(value)
+	d.decode(value)
 }

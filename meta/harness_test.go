@@ -51,6 +51,7 @@ type pool struct {
 }
 
 func newPool(tb testing.TB) *pool {
+	tb.Helper()
 	store := newMemStore()
 	m, err := Open(store)
 	require.NoError(tb, err)
@@ -176,6 +177,7 @@ func (m *Machine) describe() []string {
 
 // requireSame fails with the first few differences between two machines, if their state hashes differ.
 func requireSame(tb testing.TB, want, got *Machine) {
+	tb.Helper()
 	if want.StateHash() == got.StateHash() {
 		return
 	}

@@ -122,7 +122,7 @@ func (m *Machine) Apply(index uint64, group []byte, out *Results) error {
 	m.out = out
 	defer func() { m.out = &m.none }()
 	for n := d.count(2); n > 0; n-- {
-		slot, count := Slot(d.uvarint()), uint32(d.uvarint()) //nolint:gosec // a wrong slot is not live
+		slot, count := d.u32(), d.u32()
 		if m.table.live(slot) && count > 0 {
 			m.touch(slot, count)
 		}

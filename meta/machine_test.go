@@ -218,16 +218,17 @@ func lruHits(requests [][]int, n int) int {
 
 // poolHits stores requests through a pool of n pages as a client does: one REQUEST_ALLOC with the keys, one REGISTER
 // with what was not held and touches of what was.
-func poolHits(t testing.TB, requests [][]int, n int, name string, check bool) int {
-	p := newPool(t)
+func poolHits(tb testing.TB, requests [][]int, n int, name string, check bool) int {
+	tb.Helper()
+	p := newPool(tb)
 	s := DefaultSettings()
 	s.Policy = name
 	code, _ := p.apply(Header{}, &SetSettings{s})
-	require.Zero(t, code)
+	require.Zero(tb, code)
 	p.device(uint64(n) * page)
 	a := p.open("a")
 	_, r := p.alloc(a, &protocol.AllocRequest{Size: uint64(n) * page, PageSize: page})
-	require.Equal(t, uint64(n)*page, r.RegionLength)
+	require.Equal(tb, uint64(n)*page, r.RegionLength)
 	var free []uint64
 	for i := range n {
 		free = append(free, uint64(i)*page)
@@ -255,7 +256,7 @@ func poolHits(t testing.TB, requests [][]int, n int, name string, check bool) in
 			free = free[1:]
 		}
 		for _, x := range p.register(a, nil, entries...) {
-			require.Zero(t, x.Code)
+			require.Zero(tb, x.Code)
 		}
 		p.log = nil
 		if check && i%50 == 0 {
@@ -273,7 +274,7 @@ func TestPublishedTrace(t *testing.T) {
 	}
 	f, err := os.Open(path)
 	require.NoError(t, err)
-	defer f.Close()
+	defer func() { require.NoError(t, f.Close()) }()
 	var requests [][]int
 	total := 0
 	for sc := bufio.NewScanner(f); sc.Scan(); {

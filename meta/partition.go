@@ -14,8 +14,10 @@ type policyTable Machine
 
 var _ policy.Table = (*policyTable)(nil)
 
+// Order implements policy.Table.
 func (t *policyTable) Order(s Slot) policy.Order { return t.table.at(s).order() }
 
+// SetOrder implements policy.Table.
 func (t *policyTable) SetOrder(s Slot, o policy.Order) {
 	x := t.table.at(s)
 	if x.birth != 0 && !t.loading {
@@ -27,8 +29,10 @@ func (t *policyTable) SetOrder(s Slot, o policy.Order) {
 	(*Machine)(t).markOrder(s)
 }
 
+// Links implements policy.Table.
 func (t *policyTable) Links(s Slot) *policy.Links { return &t.table.at(s).links }
 
+// Info implements policy.Table.
 func (t *policyTable) Info(s Slot) policy.Info {
 	m := (*Machine)(t)
 	x := m.table.at(s)
@@ -50,11 +54,13 @@ func (m *Machine) parentInPolicy(x *entry) Slot {
 	return parent
 }
 
+// NextStamp implements policy.Table.
 func (t *policyTable) NextStamp() int64 {
 	t.head.hot++
 	return t.head.hot
 }
 
+// ColdStamp implements policy.Table.
 func (t *policyTable) ColdStamp() int64 {
 	t.head.cold--
 	return t.head.cold

@@ -149,7 +149,7 @@ func appendOrder(b []byte, o policy.Order) []byte {
 }
 
 func decodeOrder(d *decoder, x *entry) {
-	x.stamp, x.aux, x.list = d.varint(), uint32(d.uvarint()), d.byte() //nolint:gosec // written as 32 bits
+	x.stamp, x.aux, x.list = d.varint(), d.u32(), d.byte()
 }
 
 func (m *Machine) appendEntry(b []byte, x *entry) []byte {
@@ -191,10 +191,10 @@ func (h *head) decode(d *decoder) error {
 	}
 	h.applied, h.now, h.births, h.epochs = d.uvarint(), d.uvarint(), d.uvarint(), d.uvarint()
 	h.hot, h.cold = int64(d.uvarint()), -int64(d.uvarint()) //nolint:gosec // written from int64
-	h.nextSession, h.nextRegion = SessionID(d.uvarint()), RegionID(d.uvarint())
-	h.nextDevice, h.nextContext = DeviceID(d.uvarint()), ContextID(d.uvarint())
+	h.nextSession, h.nextRegion = SessionID(d.uvarint()), RegionID(d.u32())
+	h.nextDevice, h.nextContext = DeviceID(d.u32()), ContextID(d.u32())
 	h.nextPin, h.incarnation, h.clearedAll, h.sweepLeft = d.uvarint(), d.uvarint(), d.uvarint(), d.uvarint()
-	h.sweepAt, h.slots = d.uvarint(), Slot(d.uvarint()) //nolint:gosec // written as 32 bits
+	h.sweepAt, h.slots = d.uvarint(), d.u32()
 	for n := d.count(3); n > 0; n-- {
 		h.marks = append(h.marks, clearMark{d.string(), clone(d.bytes()), d.uvarint()})
 	}
@@ -389,7 +389,7 @@ func (m *Machine) loadEntries(store Store) error {
 	var flushed []uint64 // by slot: the applied index of the flush that wrote the record
 	if err := store.Scan([]byte{recEntry}, func(k, v []byte) error {
 		key, d := decoder{b: k[1:]}, decoder{b: v}
-		slot := Slot(key.be32())
+		slot := key.be32()
 		for int(slot) >= len(flushed) {
 			flushed = append(flushed, 0)
 		}
@@ -403,7 +403,7 @@ func (m *Machine) loadEntries(store Store) error {
 	}
 	if err := store.Scan([]byte{recOrder}, func(k, v []byte) error {
 		key, d := decoder{b: k[1:]}, decoder{b: v}
-		slot, at, birth := Slot(key.be32()), d.uvarint(), d.uvarint()
+		slot, at, birth := key.be32(), d.uvarint(), d.uvarint()
 		if m.table.live(slot) && at > flushed[slot] && m.table.at(slot).birth == birth {
 			decodeOrder(&d, m.table.at(slot))
 		}
@@ -448,7 +448,7 @@ func (m *Machine) linkRegions() {
 func (m *Machine) loadEntry(slot Slot, d *decoder) error {
 	key := d.bytes()
 	birth, offset, length := d.uvarint(), d.uvarint(), d.uvarint()
-	regionID, ctxID := RegionID(d.uvarint()), ContextID(d.uvarint())
+	regionID, ctxID := RegionID(d.u32()), ContextID(d.u32())
 	expires, added, checksum, flags := d.uvarint(), d.uvarint(), d.u64(), d.byte()
 	r, ctx := m.regions[regionID], m.contexts[ctxID]
 	if d.err != nil || r == nil || ctx == nil || birth == 0 || length == 0 || offset%r.pageSize != 0 ||
@@ -459,8 +459,8 @@ func (m *Machine) loadEntry(slot Slot, d *decoder) error {
 	x.birth, x.offset, x.length, x.checksum = birth, offset, uint32(length), checksum //nolint:gosec // written as 32 bits
 	x.region, x.ctx, x.expires, x.added, x.flags = r.handle, ctx.handle, expires, added, flags
 	if flags&flagPrefix != 0 {
-		x.hash, x.index, x.group = d.u64(), uint32(d.uvarint()), uint32(d.uvarint()) //nolint:gosec // written as 32 bits
-		x.parent = Slot(d.uvarint())                                                 //nolint:gosec // written as 32 bits
+		x.hash, x.index, x.group = d.u64(), d.u32(), d.u32()
+		x.parent = d.u32()
 	}
 	decodeOrder(d, x)
 	m.attach(slot, x, r, ctx)

@@ -277,7 +277,7 @@ func (p *pin) appendValue(b []byte) []byte {
 
 func (p *pin) load(key, value *decoder) {
 	p.id = key.be64()
-	p.slot, p.session, p.owner = Slot(value.uvarint()), SessionID(value.uvarint()), value.string()
+	p.slot, p.session, p.owner = value.u32(), SessionID(value.uvarint()), value.string()
 	p.class = Class(value.byte())
-	p.untilMS, p.count = value.uvarint(), uint32(value.uvarint())
+	p.untilMS, p.count = value.uvarint(), value.u32()
 }

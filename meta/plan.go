@@ -408,45 +408,58 @@ func (p *planner) victims(used map[Slot]bool) (next func() (Slot, bool), stop fu
 		if !p.req.Evict {
 			return
 		}
-		walked := 0
+		w := victimWalk{p: p, used: used, yield: yield}
 		for _, class := range []Class{ClassNormal, ClassSoft} {
-			part := p.m.partitionOf(p.s, p.pageSize, class)
-			if part == nil {
-				continue
-			}
-			var recent []Slot
-			more := true
-			part.victims(p.m.head.now, func(s Slot) policy.Verdict {
-				switch {
-				case used[s]:
-					return policy.Skip
-				case !p.evictable(s):
-					p.wait = true
-				case p.g.Touched(s):
-					if len(recent) < protocol.MaxBatch {
-						recent = append(recent, s)
-					}
-				default:
-					if more = yield(s); !more {
-						return policy.Stop
-					}
-					return policy.Take
-				}
-				if walked++; walked > maxWalk {
-					return policy.Stop
-				}
-				return policy.Skip
-			})
-			for _, s := range recent {
-				if more && !used[s] {
-					more = yield(s)
-				}
-			}
-			if !more {
+			if part := p.m.partitionOf(p.s, p.pageSize, class); part != nil && !w.partition(part) {
 				return
 			}
 		}
 	})
+}
+
+// victimWalk is one walk over the entries that may be evicted.
+type victimWalk struct {
+	p      *planner
+	used   map[Slot]bool
+	yield  func(Slot) bool
+	walked int    // entries that could not be victims
+	recent []Slot // of the partition, used since the last decision
+	over   bool   // the caller wants no more
+}
+
+// partition offers the entries of one partition; false means that the caller wants no more.
+func (w *victimWalk) partition(part *partition) bool {
+	w.recent = nil
+	part.victims(w.p.m.head.now, w.offer)
+	for _, s := range w.recent {
+		if !w.over && !w.used[s] {
+			w.over = !w.yield(s)
+		}
+	}
+	return !w.over
+}
+
+// offer looks at the next entry in the policy's order.
+func (w *victimWalk) offer(s Slot) policy.Verdict {
+	switch {
+	case w.used[s]:
+		return policy.Skip
+	case !w.p.evictable(s):
+		w.p.wait = true
+	case w.p.g.Touched(s):
+		if len(w.recent) < protocol.MaxBatch {
+			w.recent = append(w.recent, s)
+		}
+	default:
+		if w.over = !w.yield(s); w.over {
+			return policy.Stop
+		}
+		return policy.Take
+	}
+	if w.walked++; w.walked > maxWalk {
+		return policy.Stop
+	}
+	return policy.Skip
 }
 
 func (p *planner) evictable(s Slot) bool {

@@ -109,16 +109,16 @@ func (m *Machine) prefixInsert(slot Slot, x *entry) {
 
 func (m *Machine) prefixRemove(slot Slot, x *entry) {
 	k := m.prefixKey(x.ctx, x.hash)
-	first := m.prefixes[k]
-	if first != slot {
+	switch first := m.prefixes[k]; {
+	case first != slot:
 		p := m.table.at(first)
 		for p.pnext != slot {
 			p = m.table.at(p.pnext)
 		}
 		p.pnext = x.pnext
-	} else if x.pnext != None {
+	case x.pnext != None:
 		m.prefixes[k] = x.pnext
-	} else {
+	default:
 		delete(m.prefixes, k)
 	}
 }
@@ -239,11 +239,11 @@ func (c *contextRecord) appendKey(b []byte) []byte {
 }
 
 func (c *contextRecord) appendValue(b []byte) []byte {
-	return binary.AppendUvarint(c.Context.appendTo(b), c.cleared)
+	return binary.AppendUvarint(c.appendTo(b), c.cleared)
 }
 
 func (c *contextRecord) load(key, value *decoder) {
 	c.id = ContextID(key.be32())
-	c.Context.decode(value)
+	c.decode(value)
 	c.cleared = value.uvarint()
 }

@@ -90,6 +90,7 @@ func TestRandomCommands(t *testing.T) {
 }
 
 func randomRun(t *testing.T, name string, seed uint64, steps int) {
+	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 17))
 	p := newPool(t)
 	g := generator{r: r, p: p}
@@ -221,6 +222,7 @@ func (g *generator) alloc(id SessionID) {
 		g.p.apply(Header{}, &Mark{plan.Region, id})
 	case PlanEmpty:
 		g.p.apply(Header{}, &EmptyRegion{plan.Region})
+	default: // applied by alloc, or nothing to apply
 	}
 }
 

@@ -158,17 +158,17 @@ func (m *Machine) abandon(r *region) {
 // that is too many, by EmptyRegion.
 func (m *Machine) drain(r *region) {
 	m.setRegionState(r, RegionDraining)
-	m.empty(r, MaxDropPerCommand, ReasonTaken)
+	m.empty(r)
 	if r.live == 0 {
 		m.disown(r)
 	}
 }
 
-// empty removes up to limit entries of a region and returns how many.
-func (m *Machine) empty(r *region, limit int, why Reason) int {
+// empty removes up to MaxDropPerCommand entries of a region that is being taken, and returns how many.
+func (m *Machine) empty(r *region) int {
 	n := 0
-	for ; n < limit && r.head != None; n++ {
-		m.drop(r.head, why, true)
+	for ; n < MaxDropPerCommand && r.head != None; n++ {
+		m.drop(r.head, ReasonTaken, true)
 	}
 	return n
 }
@@ -199,7 +199,7 @@ func (m *Machine) applyMark(c *Mark, out *Results) {
 		m.drain(r)
 	} else {
 		m.setRegionState(r, RegionMarked)
-		m.empty(r, MaxDropPerCommand, ReasonTaken)
+		m.empty(r)
 	}
 	m.stats.Evictions[3]++
 	out.code(0)
@@ -226,7 +226,7 @@ func (m *Machine) applyEmptyRegion(c *EmptyRegion, out *Results) {
 		out.fail(protocol.CodePending)
 		return
 	}
-	n := m.empty(r, MaxDropPerCommand, ReasonTaken)
+	n := m.empty(r)
 	left := uint64(r.live)
 	if left == 0 && (r.state == RegionDeparted || r.state == RegionDraining) {
 		m.drain(r)
@@ -277,7 +277,7 @@ func (r *region) appendValue(b []byte) []byte {
 func (r *region) load(key, value *decoder) {
 	r.id = RegionID(key.be32())
 	r.state = RegionState(value.byte())
-	r.device = &device{id: DeviceID(value.uvarint())}
+	r.device = &device{id: DeviceID(value.u32())}
 	r.offset, r.length, r.pageSize, r.epoch = value.uvarint(), value.uvarint(), value.uvarint(), value.uvarint()
 	r.owner = &session{id: SessionID(value.uvarint())}
 	r.bornMS, r.markedFor = value.uvarint(), SessionID(value.uvarint())

@@ -61,7 +61,7 @@ func (r *Results) failed() bool { return len(r.buf) == r.start || r.buf[r.start]
 // DecodeCode reads the code of an encoded result and returns the rest.
 func DecodeCode(b []byte) (protocol.Code, []byte, error) {
 	d := decoder{b: b}
-	c := protocol.Code(d.uvarint())
+	c := d.code()
 	return c, d.b, d.err
 }
 
@@ -98,10 +98,10 @@ func DecodeAlloc(b []byte) (AllocResult, error) {
 	d := decoder{b: b}
 	var r AllocResult
 	r.Phase, r.Occupied = d.byte(), d.uvarint()
-	r.Keys, r.Found = uint32(d.uvarint()), d.bytes()
+	r.Keys, r.Found = d.u32(), d.bytes()
 	r.Given = d.bool()
 	if r.Given {
-		r.Location.decode(&d)
+		r.decode(&d)
 	}
 	r.Evicted = make([]Page, d.count(4))
 	for i := range r.Evicted {
@@ -120,7 +120,7 @@ func (l *Location) appendTo(b []byte) []byte {
 }
 
 func (l *Location) decode(d *decoder) {
-	l.Region, l.Device = RegionID(d.uvarint()), DeviceID(d.uvarint())
+	l.Region, l.Device = RegionID(d.u32()), DeviceID(d.u32())
 	for _, v := range [...]*uint64{&l.RegionOffset, &l.RegionLength, &l.Epoch, &l.PageSize, &l.Offset, &l.Length} {
 		*v = d.uvarint()
 	}
@@ -137,7 +137,7 @@ func (p *Page) appendTo(b []byte) []byte {
 
 func (p *Page) decode(d *decoder) {
 	p.Key = d.bytes()
-	p.Slot, p.Region, p.Owner = Slot(d.uvarint()), RegionID(d.uvarint()), SessionID(d.uvarint())
+	p.Slot, p.Region, p.Owner = d.u32(), RegionID(d.u32()), SessionID(d.uvarint())
 	p.Offset, p.Length = d.uvarint(), d.uvarint()
 }
 
@@ -186,7 +186,7 @@ func (it *RegisterIter) Next(r *RegisterResult) bool {
 		r.Key = it.d.bytes()
 		r.Existing.decode(&it.d)
 	default:
-		r.Code = protocol.Code(it.d.uvarint())
+		r.Code = it.d.code()
 	}
 	return it.d.err == nil
 }
@@ -205,7 +205,7 @@ func DecodeDelete(b []byte) (DeleteResult, error) {
 	d := decoder{b: b}
 	r := DeleteResult{Codes: make([]protocol.Code, d.count(1))}
 	for i := range r.Codes {
-		r.Codes[i] = protocol.Code(d.uvarint())
+		r.Codes[i] = d.code()
 		if r.Codes[i] == 0 {
 			var p Page
 			p.decode(&d)
@@ -220,7 +220,7 @@ func DecodeCodes(b []byte) ([]protocol.Code, error) {
 	d := decoder{b: b}
 	codes := make([]protocol.Code, d.count(1))
 	for i := range codes {
-		codes[i] = protocol.Code(d.uvarint())
+		codes[i] = d.code()
 	}
 	return codes, d.end()
 }

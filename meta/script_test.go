@@ -32,8 +32,10 @@ import (
 //	state                                     regions, entries, order
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		t.Helper()
 		s := script{pool: newPool(t), names: map[string]SessionID{}}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			t.Helper()
 			s.tb = t
 			return s.run(t, d)
 		})
@@ -59,12 +61,14 @@ func words(d *datadriven.TestData, from int) []string {
 }
 
 func (s *script) arg(t *testing.T, d *datadriven.TestData, key string) uint64 {
+	t.Helper()
 	var v uint64
 	d.MaybeScanArgs(t, key, &v)
 	return v
 }
 
 func (s *script) text(t *testing.T, d *datadriven.TestData, key string) string {
+	t.Helper()
 	var v string
 	d.MaybeScanArgs(t, key, &v)
 	return v
@@ -105,6 +109,7 @@ func (s *script) effects() string {
 }
 
 func (s *script) run(t *testing.T, d *datadriven.TestData) string {
+	t.Helper()
 	switch d.Cmd {
 	case "device":
 		id := DeviceID(len(s.m.devices) + 1)
@@ -141,7 +146,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 	case "match":
 		return s.scriptMatch(t, d)
 	case "time":
-		fmt.Sscan(d.CmdArgs[0].Key, &s.now)
+		scanNumber(t, d.CmdArgs[0].Key, &s.now)
 		return ""
 	case "touch":
 		s.index++
@@ -163,6 +168,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 }
 
 func (s *script) scriptSimple(t *testing.T, d *datadriven.TestData) string {
+	t.Helper()
 	var id SessionID
 	if len(d.CmdArgs) > 0 {
 		id = s.names[d.CmdArgs[0].Key]
@@ -210,7 +216,7 @@ func (s *script) scriptSimple(t *testing.T, d *datadriven.TestData) string {
 		return s.verdict(id, c)
 	case "sweep":
 		var n uint32
-		fmt.Sscan(d.CmdArgs[0].Key, &n)
+		scanNumber(t, d.CmdArgs[0].Key, &n)
 		_, body := s.send(0, &Sweep{n})
 		r, err := DecodeCount(body)
 		require.NoError(t, err)
@@ -225,7 +231,7 @@ func (s *script) scriptSimple(t *testing.T, d *datadriven.TestData) string {
 		return fmt.Sprintf("%d ended\n", r.Count)
 	case "incarnation":
 		var n uint64
-		fmt.Sscan(d.CmdArgs[0].Key, &n)
+		scanNumber(t, d.CmdArgs[0].Key, &n)
 		return s.verdict(0, &NewIncarnation{n})
 	}
 	d.Fatalf(t, "unknown command %q", d.Cmd)
@@ -241,6 +247,7 @@ func toKeys(words []string) [][]byte {
 }
 
 func (s *script) scriptAlloc(t *testing.T, d *datadriven.TestData) string {
+	t.Helper()
 	id := s.names[d.CmdArgs[0].Key]
 	req := &protocol.AllocRequest{
 		Size: s.arg(t, d, "size") * scriptPage, PageSize: scriptPage, NeedPages: s.arg(t, d, "need"),
@@ -269,6 +276,7 @@ func (s *script) scriptAlloc(t *testing.T, d *datadriven.TestData) string {
 		return fmt.Sprintf("mark region %d: %s", plan.Region, s.verdict(0, &Mark{plan.Region, id})) + s.effects()
 	case PlanEmpty:
 		return fmt.Sprintf("empty region %d: %s", plan.Region, s.verdict(0, &EmptyRegion{plan.Region})) + s.effects()
+	case PlanCommand:
 	}
 	code, body := s.send(id, &plan.Cmd)
 	if code != 0 {
@@ -280,18 +288,23 @@ func (s *script) scriptAlloc(t *testing.T, d *datadriven.TestData) string {
 	if r.Given {
 		out += fmt.Sprintf(" region %d epoch %d at page %d, %d pages", r.Region, r.Epoch, r.RegionOffset/scriptPage, r.RegionLength/scriptPage)
 	}
+	var outSb283 strings.Builder
 	for _, p := range r.Evicted {
-		out += fmt.Sprintf(" evicted %s from region %d page %d;", p.Key, p.Region, p.Offset/scriptPage)
+		fmt.Fprintf(&outSb283, " evicted %s from region %d page %d;", p.Key, p.Region, p.Offset/scriptPage)
 	}
+	out += outSb283.String()
+	var outSb286 strings.Builder
 	for i, k := range req.Keys {
 		if r.FoundKey(i) {
-			out += fmt.Sprintf(" found %s;", k)
+			fmt.Fprintf(&outSb286, " found %s;", k)
 		}
 	}
+	out += outSb286.String()
 	return out + "\n" + s.effects()
 }
 
 func (s *script) scriptRegister(t *testing.T, d *datadriven.TestData) string {
+	t.Helper()
 	region, _ := s.m.Region(RegionID(s.arg(t, d, "region")))
 	page := s.arg(t, d, "page")
 	var ctx *protocol.Context
@@ -343,27 +356,31 @@ func (s *script) scriptRegister(t *testing.T, d *datadriven.TestData) string {
 }
 
 func (s *script) scriptFind(t *testing.T, d *datadriven.TestData) string {
+	t.Helper()
 	out := ""
+	var outSb347 strings.Builder
 	for _, k := range words(d, 0) {
 		slot, ok := s.m.Find(s.m.Tenant(s.text(t, d, "tenant")), []byte(k))
 		if !ok {
-			out += k + ": miss\n"
+			outSb347.WriteString(k + ": miss\n")
 			continue
 		}
 		var l Location
 		s.m.Location(slot, &l)
-		out += fmt.Sprintf("%s: region %d epoch %d page %d\n", k, l.Region, l.Epoch, l.Offset/scriptPage)
+		fmt.Fprintf(&outSb347, "%s: region %d epoch %d page %d\n", k, l.Region, l.Epoch, l.Offset/scriptPage)
 	}
+	out += outSb347.String()
 	return out
 }
 
 func (s *script) scriptMatch(t *testing.T, d *datadriven.TestData) string {
+	t.Helper()
 	var hashes []uint64
 	for _, a := range d.CmdArgs {
 		if a.Key == "hashes" {
 			for _, v := range a.Vals {
 				var h uint64
-				fmt.Sscan(v, &h)
+				scanNumber(t, v, &h)
 				hashes = append(hashes, h)
 			}
 		}
@@ -395,4 +412,11 @@ func (s *script) scriptState() string {
 		fmt.Fprintf(&b, "device %d: %d pages free\n", d.ID, d.Free/scriptPage)
 	}
 	return b.String()
+}
+
+// scanNumber reads a number of a script.
+func scanNumber(t *testing.T, word string, to any) {
+	t.Helper()
+	_, err := fmt.Sscan(word, to)
+	require.NoError(t, err)
 }

@@ -225,6 +225,7 @@ func (m *Machine) fenceSession(s *session) {
 			m.depart(r)
 		case RegionMarked:
 			m.abandon(r)
+		default: // nobody writes there any more
 		}
 	}
 }

@@ -1,6 +1,9 @@
 package meta
 
-import "math/bits"
+import (
+	"math/bits"
+	"slices"
+)
 
 // slotSet hands out the lowest free slot. Which one that is depends only on which are taken, so that replicas agree
 // however they got there: by the log, by a rebuild or by a snapshot. Finding, taking and freeing are O(log64 n).
@@ -12,14 +15,14 @@ type slotSet struct {
 // lowest returns the lowest free slot, without taking it.
 func (s *slotSet) lowest() Slot {
 	i := uint64(0)
-	for k := len(s.levels) - 1; k >= 0; k-- {
-		if i >= uint64(len(s.levels[k])) {
+	for _, v := range slices.Backward(s.levels) {
+		if i >= uint64(len(v)) {
 			i *= 64
 			continue
 		}
-		i = i*64 + uint64(bits.TrailingZeros64(^s.levels[k][i])) //nolint:gosec // 0..63: the level above says that the word is not full
+		i = i*64 + uint64(bits.TrailingZeros64(^v[i])) //nolint:gosec // 0..63: the level above says that the word is not full
 	}
-	return Slot(i) //nolint:gosec // bounded by MaxEntries
+	return Slot(i)
 }
 
 // take marks slot i as taken, growing as needed.

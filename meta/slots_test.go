@@ -39,7 +39,7 @@ func TestSlotSetSparseAndLarge(t *testing.T) {
 	var s slotSet
 	s.take(5000)
 	require.Equal(t, Slot(0), s.lowest())
-	for i := Slot(0); i < 5000; i++ {
+	for i := range Slot(5000) {
 		require.Equal(t, i, s.lowest())
 		s.take(i)
 	}

@@ -127,7 +127,7 @@ type Process struct {
 }
 
 // Known reports whether the client said who it is.
-func (p Process) Known() bool { return p.BootID != "" && p.PID != 0 }
+func (p *Process) Known() bool { return p.BootID != "" && p.PID != 0 }
 
 // Location is where an entry's bytes lie.
 type Location struct {
