@@ -53,6 +53,7 @@ func BenchmarkPolicy(b *testing.B) {
 }
 
 func benchOne(b *testing.B, name string, n int) {
+	b.Helper()
 	p, t := filled(b, name, n)
 	i := 0
 	b.Run("touch", func(b *testing.B) {

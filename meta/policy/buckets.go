@@ -86,9 +86,9 @@ func (b *buckets) from(key uint64) (uint64, bool) {
 			key = node + 1
 			continue
 		}
-		key = node<<bitsPerLevel | uint64(bits.TrailingZeros64(word))
+		key = node<<bitsPerLevel | uint64(bits.TrailingZeros64(word)) //nolint:gosec // 0..63
 		for l--; l >= 0; l-- {
-			key = key<<bitsPerLevel | uint64(bits.TrailingZeros64(b.levels[l][key]))
+			key = key<<bitsPerLevel | uint64(bits.TrailingZeros64(b.levels[l][key])) //nolint:gosec // 0..63
 		}
 		return key, true
 	}

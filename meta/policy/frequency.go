@@ -55,18 +55,25 @@ func (p *frequency) Add(s Slot) {
 	p.push(s, max(1, p.t.Order(s).Aux))
 }
 
+// Touch adds n to the count, as far as it goes, and makes s the latest among its
+// equals.
 func (p *frequency) Touch(s Slot, n uint32) {
 	uses := p.t.Order(s).Aux
 	p.b.remove(p.key(s, uses), s)
 	p.push(s, uses+min(n, maxFrequency-uses))
 }
 
+// Remove takes s out. Its count stays in its Order, for when it is added again.
 func (p *frequency) Remove(s Slot) { p.b.remove(p.key(s, p.t.Order(s).Aux), s) }
 
+// Evict takes s out.
 func (p *frequency) Evict(s Slot) { p.Remove(s) }
 
+// Victims offers the entries by rising count, ties in the order of the policy.
 func (p *frequency) Victims(_ uint64, yield func(Slot) Verdict) { p.b.victims(yield) }
 
+// Restore puts s back among those of its count.
 func (p *frequency) Restore(s Slot) { p.b.pushHot(p.key(s, p.t.Order(s).Aux), s) }
 
+// Len is the number of entries held.
 func (p *frequency) Len() int { return p.b.n }

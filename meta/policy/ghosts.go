@@ -37,10 +37,10 @@ type ghosts struct {
 
 func newGhosts() ghosts { return ghosts{at: make(map[uint64]uint64)} }
 
-func (g *ghosts) cell(number uint64) *uint64 { return &g.ring[number&uint64(len(g.ring)-1)] }
+func (g *ghosts) cell(number uint64) *uint64 { return &g.ring[number&(uint64(len(g.ring))-1)] }
 
 func (g *ghosts) touch(number uint64) {
-	g.dirty[number/ghostPage&uint64(len(g.dirty)-1)] = true
+	g.dirty[number/ghostPage&(uint64(len(g.dirty))-1)] = true
 }
 
 // set fills an empty cell.
@@ -106,7 +106,7 @@ func (g *ghosts) grow(next uint64) {
 	g.dirty = make([]bool, pages)
 	for i := g.first; i < g.next; i++ {
 		*g.cell(i) = *old.cell(i)
-		if old.dirty[i/ghostPage&uint64(len(old.dirty)-1)] {
+		if old.dirty[i/ghostPage&(uint64(len(old.dirty))-1)] {
 			g.touch(i)
 		}
 	}
@@ -133,7 +133,7 @@ func (g *ghosts) flush(all bool, put func(page uint32, data []byte)) {
 		put(dataPage(g.flushedFrom), nil)
 	}
 	for ; page*ghostPage < g.next; page++ {
-		dirty := &g.dirty[page&uint64(len(g.dirty)-1)]
+		dirty := &g.dirty[page&(uint64(len(g.dirty))-1)]
 		if !all && !*dirty {
 			continue
 		}
@@ -159,7 +159,7 @@ func dataPage(k uint64) uint32 { return uint32(k%dataPages) + 1 }
 
 func (g *ghosts) anyDirty() bool {
 	for page := g.first / ghostPage; page*ghostPage < g.next; page++ {
-		if g.dirty[page&uint64(len(g.dirty)-1)] {
+		if g.dirty[page&(uint64(len(g.dirty))-1)] {
 			return true
 		}
 	}

@@ -10,6 +10,7 @@ func init() {
 // lru evicts the entry whose last use, or registration, lies furthest back.
 type lru struct{ Base }
 
+// Touch moves s to the hot end.
 func (p *lru) Touch(s Slot, _ uint32) { p.MoveHot(s, 0) }
 
 // fifo evicts the entry registered (or unpinned) first; uses change nothing.

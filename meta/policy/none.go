@@ -3,7 +3,7 @@ package policy
 import "math/bits"
 
 func init() {
-	Register("none", func(_ Config, t Table) (Policy, error) { return &none{}, nil })
+	Register("none", func(_ Config, _ Table) (Policy, error) { return &none{}, nil })
 }
 
 const (
@@ -27,6 +27,7 @@ type noneChunk struct {
 	words [noneWords]uint64
 }
 
+// Add marks s as held.
 func (p *none) Add(s Slot) {
 	i := int(s >> noneChunkBits)
 	for len(p.chunks) <= i {
@@ -42,8 +43,10 @@ func (p *none) Add(s Slot) {
 	p.lowest = min(p.lowest, i)
 }
 
+// Touch does nothing.
 func (*none) Touch(Slot, uint32) {}
 
+// Remove marks s as not held.
 func (p *none) Remove(s Slot) {
 	c := p.chunks[s>>noneChunkBits]
 	c.words[s>>6%noneWords] &^= 1 << (s & 63)
@@ -54,8 +57,10 @@ func (p *none) Remove(s Slot) {
 	}
 }
 
+// Evict takes s out.
 func (p *none) Evict(s Slot) { p.Remove(s) }
 
+// Victims offers the entries by rising slot.
 func (p *none) Victims(_ uint64, yield func(Slot) Verdict) {
 	for i := p.lowest; i < len(p.chunks); i++ {
 		if p.chunks[i] == nil {
@@ -64,7 +69,7 @@ func (p *none) Victims(_ uint64, yield func(Slot) Verdict) {
 		for w, word := range p.chunks[i].words {
 			for ; word != 0; word &= word - 1 {
 				s := i<<noneChunkBits | w<<6 | bits.TrailingZeros64(word)
-				if yield(Slot(s)) == Stop {
+				if yield(Slot(s)) == Stop { //nolint:gosec // made of the bits of a Slot
 					return
 				}
 			}
@@ -72,6 +77,8 @@ func (p *none) Victims(_ uint64, yield func(Slot) Verdict) {
 	}
 }
 
+// Restore marks s as held.
 func (p *none) Restore(s Slot) { p.Add(s) }
 
+// Len is the number of entries held.
 func (p *none) Len() int { return p.n }

@@ -41,6 +41,8 @@ type prefixLRU struct {
 // usedAfter reports whether a was last used after b.
 func usedAfter(a, b Order) bool { return int32(a.Aux-b.Aux) > 0 } //nolint:gosec // wraps around on purpose
 
+// Add puts s at the hot end of the leaves, or counts it as inner when it has
+// children already (it was pinned meanwhile).
 func (p *prefixLRU) Add(s Slot) {
 	stamp := p.t.NextStamp()
 	o := Order{Stamp: stamp, Aux: uint32(stamp), List: prefixLeaf} //nolint:gosec // the low half is meant
@@ -54,6 +56,7 @@ func (p *prefixLRU) Add(s Slot) {
 	}
 }
 
+// Touch notes the use, and moves a leaf to the hot end.
 func (p *prefixLRU) Touch(s Slot, _ uint32) {
 	o := p.t.Order(s)
 	o.Stamp = p.t.NextStamp()
@@ -65,6 +68,7 @@ func (p *prefixLRU) Touch(s Slot, _ uint32) {
 	p.t.SetOrder(s, o)
 }
 
+// Remove takes s out, whether a leaf or inner.
 func (p *prefixLRU) Remove(s Slot) {
 	o := p.t.Order(s)
 	if o.List == prefixLeaf {
@@ -76,6 +80,7 @@ func (p *prefixLRU) Remove(s Slot) {
 	p.t.SetOrder(s, o)
 }
 
+// Evict takes s out.
 func (p *prefixLRU) Evict(s Slot) { p.Remove(s) }
 
 // ChildAdded takes the parent out of the queue.
@@ -168,6 +173,7 @@ func (p *prefixLRU) release(v *prefixWalk, s Slot) {
 	}
 }
 
+// Restore takes s back as the leaf or the inner block that it was.
 func (p *prefixLRU) Restore(s Slot) {
 	switch p.t.Order(s).List {
 	case prefixLeaf:
@@ -177,4 +183,5 @@ func (p *prefixLRU) Restore(s Slot) {
 	}
 }
 
+// Len is the number of entries held, leaves and inner blocks.
 func (p *prefixLRU) Len() int { return p.leaves.Len() + p.inner }

@@ -123,6 +123,7 @@ type refSieve struct {
 }
 
 func (r *refSieve) add(s slot, info policy.Info) { r.info[s] = info; r.visited[s] = false; r.unpin(s) }
+
 func (r *refSieve) unpin(s slot) {
 	if r.hand >= len(r.queue) {
 		r.hand = 0 // it stood past the end, that is at the start

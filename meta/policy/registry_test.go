@@ -68,15 +68,15 @@ func TestGeneratedTrace(t *testing.T) {
 	const capacity = 60
 	rng := rand.New(rand.NewPCG(5, 5))
 	zipf := rand.NewZipf(rng, 1.1, 4, 400)
-	var requests [][]uint64
+	requests := make([][]uint64, 3000)
 	fresh := uint64(1000)
-	for i := range 3000 {
+	for i := range requests {
 		blocks := []uint64{zipf.Uint64() + uint64(i/500)*30} // what is popular drifts
 		if i/750%2 == 0 && rng.IntN(4) == 0 {                // a scan of blocks never used again
 			blocks = append(blocks, fresh, fresh+1)
 			fresh += 2
 		}
-		requests = append(requests, blocks)
+		requests[i] = blocks
 	}
 	hits := map[string]int{}
 	for _, name := range []string{"lru", "lfu", "fifo", "sieve", "s3fifo", "ttl", "length-aware", "prefix-lru"} {

@@ -103,6 +103,7 @@ func (p *s3fifo) Add(s Slot) {
 	p.push(s, o.List, o.Aux)
 }
 
+// Touch adds n to the count of uses, up to s3MaxUses, and moves nothing.
 func (p *s3fifo) Touch(s Slot, n uint32) {
 	o := p.t.Order(s)
 	if o.Aux == s3MaxUses {
@@ -118,6 +119,7 @@ func (p *s3fifo) Touch(s Slot, n uint32) {
 	}
 }
 
+// Remove takes s out, and leaves no ghost.
 func (p *s3fifo) Remove(s Slot) { p.unlink(s, p.t.Order(s)) }
 
 // Evict does what the paper's eviction does until s is the one to go. An entry
@@ -289,17 +291,22 @@ func (*s3fifo) ChildAdded(Slot) {}
 // ChildGone does nothing.
 func (*s3fifo) ChildGone(Slot, Order) {}
 
+// Restore puts s at the hot end of the queue that its Order names.
 func (p *s3fifo) Restore(s Slot) {
 	o := p.t.Order(s)
 	p.link(s, o.List, o.Aux)
 }
 
+// RestoreState takes one page of ghosts back.
 func (p *s3fifo) RestoreState(page uint32, data []byte) error {
 	return p.ghosts.restore(page, data, p.maxGhosts)
 }
 
+// FlushState hands out the pages of ghosts that changed, or all.
 func (p *s3fifo) FlushState(all bool, put func(page uint32, data []byte)) { p.ghosts.flush(all, put) }
 
+// StateHash is that of the ghosts, which are all the state beyond Order.
 func (p *s3fifo) StateHash() uint64 { return p.ghosts.stateHash() }
 
+// Len is the number of entries held, in both queues.
 func (p *s3fifo) Len() int { return p.queues[smallQueue].Len() + p.queues[mainQueue].Len() }

@@ -47,6 +47,7 @@ func (x *script) names(slots []policy.Slot) string {
 }
 
 func (x *script) add(t *testing.T, d *datadriven.TestData, key string) {
+	t.Helper()
 	info := policy.Info{Parent: policy.None, Bytes: 1}
 	for _, c := range []byte(key) { // the same key has the same hash
 		info.KeyHash = info.KeyHash*31 + uint64(c)
@@ -65,6 +66,7 @@ func (x *script) add(t *testing.T, d *datadriven.TestData, key string) {
 }
 
 func (x *script) evict(t *testing.T, d *datadriven.TestData, n int) string {
+	t.Helper()
 	var keep []string
 	for _, arg := range d.CmdArgs {
 		if arg.Key == "keep" {
@@ -82,6 +84,7 @@ func (x *script) evict(t *testing.T, d *datadriven.TestData, n int) string {
 }
 
 func (x *script) run(t *testing.T, d *datadriven.TestData) string {
+	t.Helper()
 	out := ""
 	switch d.Cmd {
 	case "new":
@@ -110,6 +113,7 @@ func (x *script) run(t *testing.T, d *datadriven.TestData) string {
 }
 
 func (x *script) apply(t *testing.T, d *datadriven.TestData, key string, n uint32) {
+	t.Helper()
 	if d.Cmd == "add" {
 		x.add(t, d, key)
 		return
@@ -133,8 +137,10 @@ func (x *script) apply(t *testing.T, d *datadriven.TestData, key string, n uint3
 
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/order", func(t *testing.T, path string) {
+		t.Helper()
 		x := &script{}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			t.Helper()
 			return x.run(t, d)
 		})
 	})

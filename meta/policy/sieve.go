@@ -27,6 +27,7 @@ type sieve struct {
 	restored int64 // hand as RestoreState read it
 }
 
+// Touch sets the visited bit.
 func (p *sieve) Touch(s Slot, _ uint32) {
 	if o := p.T.Order(s); o.Aux == 0 {
 		o.Aux = 1
@@ -34,6 +35,7 @@ func (p *sieve) Touch(s Slot, _ uint32) {
 	}
 }
 
+// Remove takes s out. A hand that stood on it moves on.
 func (p *sieve) Remove(s Slot) {
 	if p.hand == s {
 		p.hand = p.T.Links(s).Hotter
@@ -90,6 +92,7 @@ func (p *sieve) following(s Slot) Slot {
 	return p.Q.Coldest()
 }
 
+// Restore puts s at the hot end, under the hand if it stood there.
 func (p *sieve) Restore(s Slot) {
 	p.Base.Restore(s)
 	if p.restored != 0 && p.T.Order(s).Stamp == p.restored {
@@ -104,6 +107,7 @@ func (p *sieve) handStamp() int64 {
 	return p.T.Order(p.hand).Stamp
 }
 
+// RestoreState reads the stamp of the entry under the hand.
 func (p *sieve) RestoreState(page uint32, data []byte) error {
 	if page != 0 {
 		return errPage(page)
@@ -111,11 +115,13 @@ func (p *sieve) RestoreState(page uint32, data []byte) error {
 	if len(data) != 8 {
 		return fmt.Errorf("sieve: the hand has %d bytes instead of 8: %w", len(data), errPage(page))
 	}
-	p.restored = int64(binary.BigEndian.Uint64(data))
+	p.restored = int64(binary.BigEndian.Uint64(data)) //nolint:gosec // written from int64
 	p.flushed = p.restored
 	return nil
 }
 
+// FlushState writes the stamp of the entry under the hand if it changed, or with
+// all in any case. A hand at the cold end has no page.
 func (p *sieve) FlushState(all bool, put func(page uint32, data []byte)) {
 	at := p.handStamp()
 	if !all && at == p.flushed {
@@ -126,14 +132,15 @@ func (p *sieve) FlushState(all bool, put func(page uint32, data []byte)) {
 		put(0, nil)
 		return
 	}
-	put(0, binary.BigEndian.AppendUint64(nil, uint64(at)))
+	put(0, binary.BigEndian.AppendUint64(nil, uint64(at))) //nolint:gosec // bits, read back as int64
 }
 
+// StateHash is that of the hand, 0 when it stands at the cold end.
 func (p *sieve) StateHash() uint64 {
 	if p.hand == None {
 		return 0
 	}
-	return mix64(uint64(p.handStamp()))
+	return mix64(uint64(p.handStamp())) //nolint:gosec // bits, not a number
 }
 
 // mix64 scatters the bits of x (the finaliser of SplitMix64, Steele, Lea and

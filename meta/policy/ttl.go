@@ -54,19 +54,26 @@ func (p *ttl) key(s Slot) uint64 {
 	return min((second+step-1)&^(step-1), never-1)
 }
 
+// Add puts s at the hot end of the queue of its expiry.
 func (p *ttl) Add(s Slot) {
 	p.t.SetOrder(s, Order{Stamp: p.t.NextStamp()})
 	p.b.pushHot(p.key(s), s)
 }
 
+// Touch does nothing.
 func (*ttl) Touch(Slot, uint32) {}
 
+// Remove takes s out.
 func (p *ttl) Remove(s Slot) { p.b.remove(p.key(s), s) }
 
+// Evict takes s out.
 func (p *ttl) Evict(s Slot) { p.b.remove(p.key(s), s) }
 
+// Victims offers the entries by expiry, those without one last.
 func (p *ttl) Victims(_ uint64, yield func(Slot) Verdict) { p.b.victims(yield) }
 
+// Restore puts s, whose Order is there already, in the queue of its expiry.
 func (p *ttl) Restore(s Slot) { p.b.pushHot(p.key(s), s) }
 
+// Len is the number of entries held.
 func (p *ttl) Len() int { return p.b.n }

@@ -34,7 +34,7 @@ func NewCache(name string, cfg policy.Config, capacity int) (*Cache, error) {
 func (c *Cache) Request(now uint64, blocks []uint64) {
 	var parent uint64
 	for i, key := range blocks {
-		c.access(now, key, parent, uint32(i)) //nolint:gosec // a request is short
+		c.access(now, key, parent, uint32(i))
 		parent = key + 1
 	}
 }

@@ -91,7 +91,8 @@ func (c *checker) step() error {
 }
 
 func (c *checker) add(parent policy.Slot, known bool) {
-	info := policy.Info{KeyHash: uint64(1 + c.below(200)), Bytes: 1, AddedMS: c.now, Parent: policy.None}
+	hash := uint64(1 + c.below(200)) //nolint:gosec // 1 to 200
+	info := policy.Info{KeyHash: hash, Bytes: 1, AddedMS: c.now, Parent: policy.None}
 	if known && c.below(4) > 0 {
 		info.Parent, info.Index = parent, c.pool.Table.Info(parent).Index+1
 	}
@@ -120,7 +121,7 @@ func (c *checker) plan() ([]policy.Slot, error) {
 		}
 	}
 	if n := c.pool.Policy.Len(); n != held {
-		return nil, fmt.Errorf("Len is %d, but %d entries are held", n, held)
+		return nil, fmt.Errorf("the policy's Len is %d, but %d entries are held", n, held)
 	}
 	return plan, nil
 }
