@@ -128,7 +128,7 @@ func (c *Client) attempt(ctx context.Context, cn *conn, cl *call, ex exchange) (
 		return true, nil
 	}
 	c.counters.serverErrors.Add(1)
-	switch pe.Code { //nolint:exhaustive // the others are alike: see default
+	switch pe.Code {
 	case protocol.CodeNotLeader:
 		c.redirect(cn, pe.Leader)
 	case protocol.CodeSessionExpired:
@@ -145,7 +145,7 @@ func (c *Client) attempt(ctx context.Context, cn *conn, cl *call, ex exchange) (
 // byLeader reports whether only a leader answers requests of a type with success. What others answer says nothing of the
 // session, whose deadline is the leader's.
 func byLeader(t protocol.Type) bool {
-	switch t { //nolint:exhaustive // the others are alike: see default
+	switch t {
 	case protocol.TypeExists, protocol.TypeBatchExists, protocol.TypePrefixMatch, protocol.TypeListKeys,
 		protocol.TypeListAllocations, protocol.TypeGetStats, protocol.TypeGetUsage, protocol.TypeReportStats:
 		return false
@@ -172,7 +172,7 @@ func answeredNo(err error) bool {
 	if !ok {
 		return false
 	}
-	switch e.Code { //nolint:exhaustive // the others are alike: see default
+	switch e.Code {
 	case protocol.CodeNotLeader, protocol.CodeUnavailable, protocol.CodeTimeout, protocol.CodeInternal,
 		protocol.CodePending, protocol.CodeTooOld, protocol.CodeSessionExpired:
 		return false // it may be in a log that a new leader brings to an end

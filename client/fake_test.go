@@ -106,7 +106,7 @@ type fakeConn struct {
 // newFake starts masters over a fresh device of size bytes of data.
 func newFake(tb testing.TB, size uint64, masters int) *fake {
 	tb.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "larder-client-") //nolint:usetesting // memory, not the disk
+	dir, err := os.MkdirTemp("/dev/shm", "larder-client-")
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, os.RemoveAll(dir)) })
 	f := &fake{
@@ -304,7 +304,7 @@ func (cn *fakeConn) answer(h protocol.Header, p []byte) []byte {
 }
 
 func (f *fake) dispatch(cn *fakeConn, typ protocol.Type, p []byte) []byte {
-	switch typ { //nolint:exhaustive // the others are alike: see default
+	switch typ {
 	case protocol.TypeLookup, protocol.TypeBatchLookup:
 		return f.lookup(typ, p)
 	case protocol.TypeRequestAlloc:

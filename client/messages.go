@@ -102,6 +102,7 @@ func (m *allocMsg) mutation() *protocol.Mutation { return &m.req.Mutation }
 func (m *allocMsg) decode(p *[]byte) (*protocol.Error, error) {
 	return &m.rep.Error, m.rep.Decode(m.own(p))
 }
+
 func (m *allocMsg) orphan() outcome {
 	m.left = true
 	return m.told

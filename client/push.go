@@ -10,7 +10,7 @@ import (
 
 // pushed handles what a master sends unasked. It runs in the reader of a connection, so it only does what is quick.
 func (c *Client) pushed(cn *conn, t protocol.Type, payload []byte) {
-	switch t { //nolint:exhaustive // the others are alike: see default
+	switch t {
 	case protocol.TypeRevoke:
 		var p protocol.RevokePush
 		if err := p.Decode(payload); err != nil {

@@ -65,8 +65,8 @@ func TestARegionThatComesBackWaitsForItsOldWriters(t *testing.T) {
 	added := make(chan error, 1)
 	go func() { added <- c.addRegion(c.sess.Load(), &given) }()
 	select {
-	case <-added:
-		t.Error("an old store still writes there")
+	case err := <-added:
+		t.Error("an old store still writes there", err)
 		c.pool.endCopy(r)
 		return
 	case <-time.After(50 * time.Millisecond):

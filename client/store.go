@@ -471,7 +471,7 @@ const (
 )
 
 func verdict(r *protocol.RegisterResult) int {
-	switch r.Code { //nolint:exhaustive // the others are alike: see default
+	switch r.Code {
 	case protocol.CodeOK, protocol.CodeDuplicate:
 		return held
 	case protocol.CodeStaleEpoch, protocol.CodeStaleGeneration, protocol.CodeRevoking, protocol.CodeNotOwner:

@@ -24,7 +24,7 @@ func (m *Master) requestAlloc(c *Client, h protocol.Header, payload, out []byte,
 	}
 	timeout := m.cfg.AllocTimeout
 	if ms := r.alloc.TimeoutMS; ms != 0 {
-		timeout = min(time.Duration(min(ms, 1<<30))*time.Millisecond, maxAllocTimeout) //nolint:gosec // bounded
+		timeout = min(time.Duration(min(ms, 1<<30))*time.Millisecond, maxAllocTimeout)
 	}
 	r.deadline = now + int64(timeout)
 	if s := c.sess.Load(); s != nil {

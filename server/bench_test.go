@@ -121,13 +121,11 @@ func BenchmarkLookup(b *testing.B) {
 						frames, mark = protocol.BeginFrame(frames, t, uint32(i+1))
 						frames = protocol.EndFrame(req.AppendAs(frames, t), mark)
 					}
-					wg.Add(1)
-					go func() {
-						defer wg.Done()
+					wg.Go(func() {
 						if err := w.pump(rounds, frames, window); err != nil {
 							b.Error(err)
 						}
-					}()
+					})
 				}
 				wg.Wait()
 				b.StopTimer()
@@ -148,15 +146,13 @@ func BenchmarkRegister(b *testing.B) {
 		value := make([]byte, 100)
 		var wg sync.WaitGroup
 		for c := range clients {
-			wg.Add(1)
-			go func() {
-				defer wg.Done()
+			wg.Go(func() {
 				for i := range b.N/clients + 1 {
 					if err := db.Set([]byte(fmt.Sprintf("%d-%d", c, i)), value, pebble.Sync); err != nil {
 						b.Error(err)
 					}
 				}
-			}()
+			})
 		}
 		wg.Wait()
 		b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "entries/s")
@@ -174,6 +170,7 @@ func BenchmarkRegister(b *testing.B) {
 }
 
 func benchRegister(b *testing.B, s *Server, clients, batch int) {
+	b.Helper()
 	var wg sync.WaitGroup
 	rounds := b.N/(clients*batch) + 1
 	ws := make([]*wire, clients)
@@ -189,11 +186,9 @@ func benchRegister(b *testing.B, s *Server, clients, batch int) {
 	b.ReportAllocs()
 	b.ResetTimer()
 	for c, w := range ws {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			w.registerMany(regions[c], rounds, batch, pages, fmt.Sprint("w", c, "-"))
-		}()
+		})
 	}
 	wg.Wait()
 	b.StopTimer()

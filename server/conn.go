@@ -156,7 +156,7 @@ func (c *conn) try(b []byte) int {
 
 // tryWrite is the callback of try. It always says that it is done, so that nobody waits for the socket.
 func (c *conn) tryWrite(fd uintptr) bool {
-	n, err := unix.Write(int(fd), c.tryBuf) //nolint:gosec // a descriptor fits an int
+	n, err := unix.Write(int(fd), c.tryBuf)
 	if err == nil {
 		c.tryN = n
 	}

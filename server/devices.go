@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -62,9 +63,7 @@ func (s *Server) poolID() (id [16]byte, ok bool) {
 		r := s.master.randomID()
 		copy(id[:8], r[:8])
 	}
-	for i := range 8 {
-		id[8+i] = byte(s.clusterID >> (8 * i))
-	}
+	binary.LittleEndian.PutUint64(id[8:], s.clusterID)
 	return id, ok
 }
 
@@ -104,7 +103,7 @@ func (d *devices) close() {
 func (d *devices) problem() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	var errs []error
+	errs := make([]error, 0, len(d.errs))
 	for _, err := range d.errs {
 		errs = append(errs, err)
 	}

@@ -54,6 +54,7 @@ func testConfig(tb testing.TB) Config {
 }
 
 func testLogger(tb testing.TB) *slog.Logger {
+	tb.Helper()
 	if os.Getenv("LARDER_TEST_LOG") == "" {
 		return slog.New(slog.DiscardHandler)
 	}
@@ -75,12 +76,10 @@ func startServer(tb testing.TB, cfg Config) *Server {
 
 // peer is a lean client for tests: frames in, frames out.
 type wire struct {
-	tb  testing.TB
-	c   net.Conn
-	r   *protocol.Reader
-	seq uint32
-	// pushes that came while waiting for a reply.
-	pushes          []frame
+	tb              testing.TB
+	c               net.Conn
+	r               *protocol.Reader
+	seq             uint32
 	session, secret uint64
 	mutSeq          uint64
 }
@@ -117,7 +116,7 @@ func (w *wire) receive() frame {
 	return frame{h, append([]byte(nil), b...)}
 }
 
-// reply reads until the reply to seq.
+// reply reads until the reply to seq, past pushes.
 func (w *wire) reply(seq uint32) []byte {
 	w.tb.Helper()
 	for {
@@ -125,25 +124,6 @@ func (w *wire) reply(seq uint32) []byte {
 		if f.h.Sequence == seq {
 			return f.b
 		}
-		if f.h.Sequence == 0 {
-			w.pushes = append(w.pushes, f)
-		}
-	}
-}
-
-// push reads until a push of a type.
-func (w *wire) push(t protocol.Type) []byte {
-	w.tb.Helper()
-	for {
-		for i, f := range w.pushes {
-			if f.h.Type == t {
-				w.pushes = append(w.pushes[:i], w.pushes[i+1:]...)
-				return f.b
-			}
-		}
-		f := w.receive()
-		require.Zero(w.tb, f.h.Sequence)
-		w.pushes = append(w.pushes, f)
 	}
 }
 
@@ -214,13 +194,5 @@ func (w *wire) remove(key string) protocol.KeysReply {
 	req := protocol.KeysRequest{Mutation: w.next(), Keys: [][]byte{[]byte(key)}}
 	var reply protocol.KeysReply
 	require.NoError(w.tb, reply.DecodeAs(w.call(protocol.TypeDelete, req.AppendAs(nil, protocol.TypeDelete)), protocol.TypeDelete))
-	return reply
-}
-
-func (w *wire) release(leases ...uint64) protocol.LeasesReply {
-	w.tb.Helper()
-	req := protocol.LeasesRequest{Leases: leases}
-	var reply protocol.LeasesReply
-	require.NoError(w.tb, reply.Decode(w.call(protocol.TypeRelease, req.Append(nil))))
 	return reply
 }

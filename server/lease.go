@@ -149,7 +149,7 @@ func (l *leases) grant(s meta.Slot, r meta.RegionID, now, until int64) uint64 {
 // lookup finds the record and the bit of a lease that is still held.
 func (l *leases) lookup(lease uint64) (*slotLease, uint64) {
 	s := meta.Slot(lease & 0xffffffff)
-	era := uint32(lease >> 32) //nolint:gosec // the upper half
+	era := uint32(lease >> 32)
 	x := l.peek(s)
 	if x == nil || x.era>>eraShift != era>>eraShift {
 		return nil, 0
@@ -185,14 +185,6 @@ func (l *leases) renew(lease uint64, r meta.RegionID, now, until int64) bool {
 	g := l.region(r)
 	g.until = max(g.until, until)
 	return true
-}
-
-// until returns when the last lease of an entry ends; a time in the past if there is none.
-func (l *leases) until(s meta.Slot) int64 {
-	if x := l.peek(s); x != nil && x.held != 0 {
-		return x.until
-	}
-	return 0
 }
 
 // gone takes note that an entry has left and its page run is free: a lease that is left goes into the quarantine, and

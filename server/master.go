@@ -55,7 +55,7 @@ type MasterConfig struct {
 	Logger   *slog.Logger
 	Counters *Counters
 	// Propose appends a group to the log, if this member still leads in the term: see raft.Node.ProposeIn.
-	Propose func(term uint64, data []byte) (index uint64, inTerm uint64, err error)
+	Propose func(term uint64, data []byte) (index, inTerm uint64, err error)
 	// Wake asks the shell to call Pump soon, from a goroutine of its own. It must not block, and must not call back.
 	Wake func()
 	// Leader returns the client address of the leader, "" if unknown, and its member id.
@@ -123,7 +123,6 @@ type Master struct {
 	queued   int // bytes in queue
 	inflight map[seqKey]*request
 	group    *group
-	spare    *group
 	parked   []*request // REQUEST_ALLOCs that wait for a victim
 	retry    bool       // parked requests should be planned again
 	settled  chan struct{}
@@ -361,7 +360,7 @@ func (m *Master) notLeader() protocol.Error {
 // logTime is the log time in milliseconds: the last stamped one, moved on by this leader's own clock. The caller holds
 // state for reading, and mu.
 func (m *Master) logTime(now int64) uint64 {
-	own := m.baseMS + uint64(max(now-m.baseAt, 0))/uint64(time.Millisecond) //nolint:gosec // not negative
+	own := m.baseMS + uint64(max(now-m.baseAt, 0))/uint64(time.Millisecond)
 	return max(own, m.machine.NowMS())
 }
 

@@ -297,7 +297,7 @@ func (c *testClient) store(prefix string, n int) protocol.Region {
 	a := c.alloc(protocol.AllocRequest{Size: uint64(n) * testPage, PageSize: testPage})
 	require.NoError(c.r.t, a.Err())
 	require.Equal(c.r.t, uint64(n)*testPage, a.Region.Length)
-	var keys []string
+	keys := make([]string, 0, n)
 	for i := range n {
 		keys = append(keys, fmt.Sprint(prefix, i))
 	}
@@ -655,10 +655,10 @@ func TestADeadOwnersRegionsAreTakenWithoutAsking(t *testing.T) {
 func TestARegionOfAProcessThatMayStillWriteStaysFenced(t *testing.T) {
 	r := newRig(t)
 	r.device(8)
-	owner, taker := r.client("owner"), r.client("taker")
+	owner := r.client("owner")
 	owner.store("k", 8)
 	r.pass(11 * time.Second) // the owner's session expires, its process may live
-	taker = r.client("taker2")
+	taker := r.client("taker")
 	require.Equal(t, int64(1), r.m.n.RegionsFenced.Load())
 	req := protocol.AllocRequest{Size: 8 * testPage, PageSize: testPage, Evict: true, TimeoutMS: 300}
 	seq := taker.send(protocol.TypeRequestAlloc, allocBody(taker, req))

@@ -4,12 +4,13 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
-	"fmt"
+	"errors"
 	"io"
 	"net"
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"testing"
 	"time"
 
@@ -175,7 +176,7 @@ func TestThousandsOfIdleConnectionsCostLittle(t *testing.T) {
 	for i := range conns {
 		c, err := net.Dial("unix", s.Config().Socket)
 		require.NoError(t, err)
-		defer c.Close()
+		t.Cleanup(func() { _ = c.Close() })
 		conns[i] = c
 	}
 	beat := append(protocol.Header{Type: protocol.TypeHeartbeat, Sequence: 1, Length: 1}.Append(nil), 0x80)
@@ -206,7 +207,7 @@ func TestTooManyConnectionsAreRefused(t *testing.T) {
 }
 
 // child starts a process that does nothing.
-func child(t *testing.T) (pid uint64, start uint64, kill func()) {
+func child(t *testing.T) (pid, start uint64, kill func()) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), childEnv+"=1")
@@ -274,12 +275,11 @@ func TestARestartFindsEverything(t *testing.T) {
 }
 
 func TestBytesThatDidNotSurviveAreNotServed(t *testing.T) {
-	for name, damage := range map[string]func(t *testing.T, path string){
-		"removed":   func(t *testing.T, path string) { require.NoError(t, os.Remove(path)) },
-		"truncated": func(t *testing.T, path string) { require.NoError(t, os.Truncate(path, 4<<20)) },
-		"emptied": func(t *testing.T, path string) {
-			require.NoError(t, os.Truncate(path, 0))
-			require.NoError(t, os.Truncate(path, 64<<20))
+	for name, damage := range map[string]func(path string) error{
+		"removed":   os.Remove,
+		"truncated": func(path string) error { return os.Truncate(path, 4<<20) },
+		"emptied": func(path string) error {
+			return errors.Join(os.Truncate(path, 0), os.Truncate(path, 64<<20))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -292,7 +292,7 @@ func TestBytesThatDidNotSurviveAreNotServed(t *testing.T) {
 			require.NoError(t, a.Err())
 			w.register(a.Region, 0, "one", "two")
 			require.NoError(t, s.Stop(t.Context()))
-			damage(t, cfg.Pool[0].Path)
+			require.NoError(t, damage(cfg.Pool[0].Path))
 
 			s = startServer(t, cfg)
 			w = dial(t, "tcp", s.Addr())
@@ -327,8 +327,9 @@ func TestAnotherPoolsDeviceIsRefused(t *testing.T) {
 func startCluster(t *testing.T) []*Server {
 	t.Helper()
 	base := testConfig(t)
-	var peers []PeerConfig
-	for id := range uint64(3) {
+	const members = 3
+	peers := make([]PeerConfig, 0, members)
+	for id := range uint64(members) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
 		c, err := net.Listen("tcp", "127.0.0.1:0")
@@ -337,12 +338,12 @@ func startCluster(t *testing.T) []*Server {
 		require.NoError(t, l.Close())
 		require.NoError(t, c.Close())
 	}
-	var servers []*Server
+	servers := make([]*Server, 0, members)
 	for i, p := range peers {
 		cfg := base
 		cfg.NodeID, cfg.Peers, cfg.DataDir = p.ID, peers, t.TempDir()
 		cfg.Listen, cfg.PeerListen = p.Client, p.Addr
-		cfg.Socket = base.Socket + fmt.Sprint(i)
+		cfg.Socket = base.Socket + strconv.Itoa(i)
 		servers = append(servers, startServer(t, cfg))
 	}
 	leaderOf(t, servers)

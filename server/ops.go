@@ -320,7 +320,7 @@ func (s *Server) Pin(ctx context.Context, keys [][]byte, spec PinSpec) ([]bool, 
 		m := s.master
 		m.state.RLock()
 		m.mu.Lock()
-		cmd.Until = m.logTime(m.now()) + uint64(max(spec.TTL/time.Millisecond, 1)) //nolint:gosec // positive
+		cmd.Until = m.logTime(m.now()) + uint64(max(spec.TTL/time.Millisecond, 1))
 		m.mu.Unlock()
 		m.state.RUnlock()
 	}

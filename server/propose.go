@@ -312,7 +312,7 @@ func (m *Master) pagesGone(pages []meta.Page, now int64) {
 // finish answers the requests of a group that has been applied. It lets the next group go first.
 func (m *Master) finish(g *group) {
 	now := m.now()
-	m.n.GroupNanos.Observe(uint64(max(now-g.began, 0))) //nolint:gosec // not negative
+	m.n.GroupNanos.Observe(uint64(max(now-g.began, 0)))
 	spans := m.results.Spans
 	m.mu.Lock()
 	if m.group != g {

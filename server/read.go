@@ -163,7 +163,7 @@ func (m *Master) timedLookup(c *Client, h protocol.Header, payload, out []byte, 
 func (m *Master) leaseFor(c *Client, wantMS uint64) time.Duration {
 	switch {
 	case wantMS != 0:
-		return min(time.Duration(min(wantMS, 1<<30))*time.Millisecond, m.cfg.MaxLease) //nolint:gosec // bounded
+		return min(time.Duration(min(wantMS, 1<<30))*time.Millisecond, m.cfg.MaxLease)
 	case c.native():
 		return m.cfg.DefaultLease
 	default:
@@ -187,7 +187,7 @@ func (m *Master) serveLookup(c *Client, h protocol.Header, payload, out []byte, 
 	releases := len(req.Release) > 0
 	m.state.RLock()
 	hits := m.findAll(c, sc)
-	ok := m.grantAll(sc, now, now+int64(lease), uint64(lease/time.Millisecond), c.native())
+	ok := m.grantAll(sc, now, now+int64(lease), uint64(lease/time.Millisecond), c.native()) //nolint:gosec // not negative
 	m.state.RUnlock()
 	if releases {
 		m.wakeParked()
@@ -393,7 +393,7 @@ func (m *Master) listKeys(c *Client, h protocol.Header, payload, out []byte) []b
 // keyInfo describes an entry. The caller holds state.
 func (m *Master) keyInfo(s meta.Slot) protocol.KeyInfo {
 	info := m.machine.Entry(s)
-	k := protocol.KeyInfo{Key: append([]byte(nil), m.machine.Key(s)...), Location: info.Location.Wire()}
+	k := protocol.KeyInfo{Key: append([]byte(nil), m.machine.Key(s)...), Location: info.Wire()}
 	if info.Class != meta.ClassNormal {
 		k.Class = info.Class.String()
 	}

@@ -133,11 +133,7 @@ func (s *Server) start() (err error) {
 
 // run starts a goroutine that ends when ctx does.
 func (s *Server) run(fn func()) {
-	s.wg.Add(1)
-	go func() {
-		defer s.wg.Done()
-		fn()
-	}()
+	s.wg.Go(fn)
 }
 
 func closeListener(l net.Listener) error {
@@ -469,7 +465,7 @@ func (s *Server) seed(ctx context.Context) error {
 		}
 	}
 	// Larger than any before in whatever line of history: two restores of one snapshot must not agree.
-	next := max(now+1, uint64(socketDeadline(0).UnixNano())) //nolint:gosec // after 1970
+	next := max(now+1, uint64(socketDeadline(0).UnixNano()))
 	if _, err := s.do(ctx, &meta.NewIncarnation{Incarnation: next}); err != nil {
 		return fmt.Errorf("server: begin an incarnation: %w", err)
 	}

@@ -189,10 +189,10 @@ func (m *Master) welcome(info *meta.SessionInfo, wanted uint64, resumed bool) *p
 	r := &protocol.HandshakeReply{
 		Success: true, Protocol: protocol.Version, Features: wanted & features,
 		Session: uint64(info.ID), Secret: info.Secret, Resumed: resumed, TTLMS: info.TTLMS,
-		DefaultLeaseMS: uint64(m.cfg.DefaultLease / time.Millisecond),
-		MaxLeaseMS:     uint64(m.cfg.MaxLease / time.Millisecond),
+		DefaultLeaseMS: uint64(m.cfg.DefaultLease / time.Millisecond), //nolint:gosec // checked to be positive
+		MaxLeaseMS:     uint64(m.cfg.MaxLease / time.Millisecond),     //nolint:gosec // checked to be positive
 		// A page that turns out free may have been read until a moment ago.
-		QuarantineMS: uint64(m.cfg.MaxLease / time.Millisecond),
+		QuarantineMS: uint64(m.cfg.MaxLease / time.Millisecond), //nolint:gosec // checked to be positive
 		Incarnation:  m.machine.Incarnation(),
 	}
 	m.cfg.Describe(r)
@@ -226,11 +226,11 @@ func (m *Master) openSession(
 ) []byte {
 	ttl := m.cfg.SessionTTL
 	if req.TTLMS != 0 {
-		ttl = min(ttl, time.Duration(min(req.TTLMS, 1<<40))*time.Millisecond) //nolint:gosec // bounded
+		ttl = min(ttl, time.Duration(min(req.TTLMS, 1<<40))*time.Millisecond)
 	}
 	ttl = max(ttl, minSessionTTL)
 	cmd := &meta.OpenSession{
-		Instance: req.InstanceID, Tenant: req.Tenant, TTLMS: uint64(ttl / time.Millisecond), //nolint:gosec // positive
+		Instance: req.InstanceID, Tenant: req.Tenant, TTLMS: uint64(ttl / time.Millisecond),
 		Features: req.Features & features, Secret: req.Secret, Replaces: meta.SessionID(req.Replaces),
 		Proof: req.ReplacesSecret,
 		Process: meta.Process{

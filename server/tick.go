@@ -26,7 +26,7 @@ const (
 type housekeeping struct {
 	sessions, fences, trim int64
 	sweeping, freeing      bool // such a command is on its way
-	expiring, emptying     bool
+	expiring               bool
 	trimAt                 int
 }
 

@@ -97,7 +97,7 @@ func (l *leases) compactTouches() {
 		t.pending[n] = p
 		n++
 		x := l.at(p.Slot)
-		x.touch = x.touch&^touchMask | uint32(n) //nolint:gosec // at most maxPendingTouches
+		x.touch = x.touch&^touchMask | uint32(n)
 	}
 	t.pending = t.pending[:n]
 }

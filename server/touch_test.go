@@ -47,7 +47,7 @@ func BenchmarkUsed(b *testing.B) {
 	i := uint32(0)
 	for b.Loop() {
 		i = i*1664525 + 1013904223
-		l.used(meta.Slot(i%100_000), int64(i))
+		l.used(i%100_000, int64(i))
 	}
 }
 

@@ -45,7 +45,7 @@ func (w *watcher) watch(id meta.SessionID, p meta.Process) {
 			slog.Uint64("pid", p.PID), slog.Any("error", err))
 		return
 	}
-	f := os.NewFile(uintptr(fd), "pidfd") //nolint:gosec // a descriptor is not negative
+	f := os.NewFile(uintptr(fd), "pidfd")
 	// The pid may have been used again before it was opened, not after.
 	if cxl.ProcessDead(int(p.PID), p.Start) { //nolint:gosec // a pid
 		_ = f.Close() // nothing was written to it
@@ -59,11 +59,7 @@ func (w *watcher) watch(id meta.SessionID, p meta.Process) {
 
 // report tells of an end from a goroutine of its own: the caller may hold the Master's locks.
 func (w *watcher) report(id meta.SessionID) {
-	w.wg.Add(1)
-	go func() {
-		defer w.wg.Done()
-		w.died(id)
-	}()
+	w.wg.Go(func() { w.died(id) })
 }
 
 func (w *watcher) wait(id meta.SessionID, f *os.File) {

@@ -88,7 +88,10 @@ func (b *bench) dataRates(size, batch int, checksums bool) (put, get float64, er
 	// The first passes map and fault the pool's pages in; the last, on pages that were used before, is measured.
 	for pass := range dataPasses {
 		base := uint64(pass) << 32
-		if put, err = b.each(total/batch, func(i int) error { return putOne(b.ctx, c, base, i, batch, value) }, size*batch, putBytes); err != nil {
+		put, err = b.each(total/batch, func(i int) error {
+			return putOne(b.ctx, c, base, i, batch, value)
+		}, size*batch, putBytes)
+		if err != nil {
 			return 0, 0, err
 		}
 		reads := total / batch

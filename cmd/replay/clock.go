@@ -12,7 +12,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return ctx.Err() //nolint:wrapcheck // callers wrap
 	}
-	t := time.NewTimer(d) //nolint:forbidigo // see above
+	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:

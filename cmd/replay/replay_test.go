@@ -25,7 +25,7 @@ const testPage = 4096
 // startPool starts a cluster of one with room for so many pages.
 func startPool(tb testing.TB, pages int, change func(*server.Config)) (addr string) {
 	tb.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "larder-replay-") //nolint:usetesting // memory, not the disk
+	dir, err := os.MkdirTemp("/dev/shm", "larder-replay-")
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, os.RemoveAll(dir)) })
 	cfg := server.Default()

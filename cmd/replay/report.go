@@ -172,7 +172,7 @@ func (rep *Report) WriteJSON(w io.Writer) error {
 func (rep *Report) WriteTable(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	row := func(name, format string, args ...any) {
-		fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) //nolint:errcheck // Flush returns it
+		fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...))
 	}
 	row("requests", "%d of %d, %d clients, %.1f s", rep.Requests, rep.Of, rep.Clients, rep.Seconds)
 	row("blocks", "%d of %s", rep.Blocks, Bytes(rep.PageBytes))
@@ -191,13 +191,13 @@ func (rep *Report) WriteTable(w io.Writer) error {
 		rep.Evictions[1], rep.Evictions[2], rep.Evictions[3])
 	row("rate", "%.1f requests/s, %.0f blocks/s", rep.RequestsRate, rep.BlocksRate)
 	row("retries", "%d, leader changes survived %d", rep.Retries, rep.LeaderChanges)
-	fmt.Fprintln(t, "\noperation\tcount\tp50\tp90\tp99\tp99.9\tmax") //nolint:errcheck // Flush returns it
+	fmt.Fprintln(t, "\noperation\tcount\tp50\tp90\tp99\tp99.9\tmax")
 	for _, l := range rep.Latency {
-		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\n", l.Operation, l.Count, //nolint:errcheck // Flush returns it
+		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\n", l.Operation, l.Count,
 			micros(l.P50), micros(l.P90), micros(l.P99), micros(l.P999), micros(l.Max))
 	}
 	for _, f := range rep.FailureTexts {
-		fmt.Fprintf(t, "WRONG\t%s\n", f) //nolint:errcheck // Flush returns it
+		fmt.Fprintf(t, "WRONG\t%s\n", f)
 	}
 	if err := t.Flush(); err != nil {
 		return fmt.Errorf("replay: %w", err)
