@@ -103,7 +103,7 @@ func (m *AllocReply) Decode(b []byte) error {
 		case "evicted":
 			m.Evicted = d.pages("evicted", m.Evicted)
 		case "found":
-			m.Found = d.bools(m.Found, MaxBatch)
+			m.Found = d.bools(m.Found)
 		case "phase":
 			m.Phase = d.uint()
 		case "occupied":

@@ -78,7 +78,7 @@ func (m *KeysReply) DecodeAs(b []byte, t Type) error {
 		switch string(name) {
 		case want:
 			if t.Batch() {
-				m.Results = d.bools(m.Results, MaxBatch)
+				m.Results = d.bools(m.Results)
 			} else {
 				m.Results = append(m.Results[:0], d.bool())
 			}

@@ -85,14 +85,15 @@ func (m *LookupReply) AppendAs(b []byte, t Type) []byte {
 	}
 	e := enc{b: b}
 	s := e.open()
-	if t.Batch() {
+	switch {
+	case t.Batch():
 		e.array("entries", len(m.Results))
 		for i := range m.Results {
 			e.b = AppendLookupResult(e.b, &m.Results[i])
 		}
-	} else if len(m.Results) > 0 {
+	case len(m.Results) > 0:
 		e.lookupResult(&m.Results[0])
-	} else {
+	default:
 		e.bool("found", false)
 	}
 	e.fault(&m.Error)
@@ -140,7 +141,7 @@ func (m *LookupReply) DecodeAs(b []byte, t Type) error {
 func (m *LookupReply) decodeSingle(d *dec) {
 	m.Results = append(m.Results, LookupResult{})
 	have := d.lookupResult(&m.Results[0], &m.Error, d.top())
-	m.Error.settle()
+	m.settle()
 	if m.Code == CodeOK {
 		d.needResult(have, m.Results[0].Found)
 	}

@@ -209,7 +209,7 @@ func (e *enc) registerResults(results []RegisterResult) {
 			continue
 		}
 		s := e.open()
-		e.uint("index", uint64(i)) //nolint:gosec // an index
+		e.uint("index", uint64(i))
 		e.optUint("code", uint64(r.Code))
 		e.optKey("key", r.ExistingKey)
 		e.existing(&r.Existing)

@@ -453,7 +453,7 @@ func (m *CancelReply) Decode(b []byte) error {
 			m.Success = d.bool()
 			have |= 1
 		case "applied":
-			m.Applied = d.bools(m.Applied, MaxBatch)
+			m.Applied = d.bools(m.Applied)
 		default:
 			d.fault(name, &m.Error)
 		}
@@ -513,7 +513,7 @@ func (m *LeasesReply) Decode(b []byte) error {
 			m.Success = d.bool()
 			have |= 1
 		case "results":
-			m.Results = d.bools(m.Results, MaxBatch)
+			m.Results = d.bools(m.Results)
 		default:
 			d.fault(name, &m.Error)
 		}

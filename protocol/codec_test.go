@@ -40,7 +40,7 @@ func twoShapes[M any, P interface {
 	AppendAs(b []byte, t Type) []byte
 	DecodeAs(b []byte, t Type) error
 }](types ...Type) []codec {
-	var all []codec
+	all := make([]codec, 0, len(types))
 	for _, t := range types {
 		all = append(all, codec{
 			name:   strings.TrimPrefix(fmt.Sprintf("%T", *new(M)), "protocol.") + "/" + t.String(),
@@ -99,8 +99,8 @@ func codecs() []codec {
 func fill(rnd *rand.Rand, v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Struct:
-		for i := range v.NumField() {
-			fill(rnd, v.Field(i))
+		for _, field := range v.Fields() {
+			fill(rnd, field)
 		}
 	case reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
@@ -273,7 +273,7 @@ func shuffled(t *testing.T, rnd *rand.Rand, b []byte) []byte {
 	t.Helper()
 	d := dec{b: b}
 	n := d.mapHead()
-	var fields [][]byte
+	fields := make([][]byte, 0, n+7)
 	for range n {
 		start := d.p
 		d.name()

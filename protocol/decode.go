@@ -96,12 +96,12 @@ func (d *dec) need(have uint, names ...string) {
 // mapHead reads the head of a map and returns how many fields follow.
 func (d *dec) mapHead() int {
 	c := d.byte()
-	n := 0
+	var n int
 	switch {
 	case c&0xf0 == 0x80:
 		n = int(c & 0x0f)
 	case c == 0xde:
-		n = int(d.big(2))
+		n = int(d.big(2)) //nolint:gosec // two bytes
 	case c == 0xdf:
 		n = int(d.big(4)) //nolint:gosec // four bytes fit an int
 	default:
@@ -120,12 +120,12 @@ func (d *dec) element() int {
 // arrayHead reads the head of an array of at most limit elements, and returns how many follow. nil is an empty one.
 func (d *dec) arrayHead(limit int) int {
 	c := d.byte()
-	n := 0
+	var n int
 	switch {
 	case c&0xf0 == 0x90:
 		n = int(c & 0x0f)
 	case c == 0xdc:
-		n = int(d.big(2))
+		n = int(d.big(2)) //nolint:gosec // two bytes
 	case c == 0xdd:
 		n = int(d.big(4)) //nolint:gosec // four bytes fit an int
 	default:
@@ -307,11 +307,10 @@ func (d *dec) bytes(limit int, code Code) []byte {
 		return nil
 	}
 	var n int
-	switch c := d.b[d.p]; {
-	case c&0xe0 == 0xa0:
+	if c := d.b[d.p]; c&0xe0 == 0xa0 {
 		n = int(c & 0x1f)
 		d.p++
-	default:
+	} else {
 		n = d.longBytes()
 	}
 	if d.err != nil {
@@ -377,9 +376,10 @@ func (d *dec) uints(s []uint64, limit int) []uint64 {
 	return s
 }
 
-func (d *dec) bools(s []bool, limit int) []bool {
+// bools reads at most MaxBatch bools.
+func (d *dec) bools(s []bool) []bool {
 	s = s[:0]
-	for n := d.arrayHead(limit); d.next(&n); {
+	for n := d.arrayHead(MaxBatch); d.next(&n); {
 		s = append(s, d.bool())
 	}
 	return s

@@ -35,7 +35,7 @@ func (e *enc) open() scope {
 // make room for a longer head.
 func (e *enc) close(s scope) {
 	if e.n < 16 {
-		e.b[s.mark] = 0x80 | byte(e.n)
+		e.b[s.mark] = 0x80 | byte(e.n) //nolint:gosec // less than 16
 	} else {
 		e.b = append(e.b, 0, 0)
 		copy(e.b[s.mark+3:], e.b[s.mark+1:])
@@ -48,7 +48,7 @@ func (e *enc) close(s scope) {
 // field begins a field; name has fewer than 32 bytes.
 func (e *enc) field(name string) {
 	e.n++
-	e.b = append(append(e.b, 0xa0|byte(len(name))), name...)
+	e.b = append(append(e.b, 0xa0|byte(len(name))), name...) //nolint:gosec // less than 32
 }
 
 func (e *enc) uint(name string, v uint64) {
@@ -185,6 +185,7 @@ func errorText(s string) string {
 	return s[:cut]
 }
 
+//nolint:gosec // the cases see to it that the bytes hold all of v
 func appendUint(b []byte, v uint64) []byte {
 	switch {
 	case v < 0x80:
@@ -207,6 +208,7 @@ func appendBool(b []byte, v bool) []byte {
 	return append(b, 0xc2)
 }
 
+//nolint:gosec // the cases see to it that the bytes hold all of n
 func appendStrHead(b []byte, n int) []byte {
 	switch {
 	case n < 32:
@@ -229,6 +231,7 @@ func appendKey(b, k []byte) []byte {
 	return append(appendBinHead(b, len(k)), k...)
 }
 
+//nolint:gosec // the cases see to it that the bytes hold all of n
 func appendBinHead(b []byte, n int) []byte {
 	switch {
 	case n <= math.MaxUint8:
@@ -256,6 +259,7 @@ func isASCII(k []byte) bool {
 	return true
 }
 
+//nolint:gosec // the cases see to it that the bytes hold all of n
 func appendArrayHead(b []byte, n int) []byte {
 	switch {
 	case n < 16:
@@ -267,6 +271,7 @@ func appendArrayHead(b []byte, n int) []byte {
 	}
 }
 
+//nolint:gosec // the cases see to it that the bytes hold all of n
 func appendMapHead(b []byte, n int) []byte {
 	switch {
 	case n < 16:

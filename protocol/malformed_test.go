@@ -215,7 +215,7 @@ func TestTruncated(t *testing.T) {
 			if len(whole) > 1500 {
 				whole = whole[:1500]
 			}
-			for n := range len(whole) {
+			for n := range whole {
 				cut := slices.Clip(slices.Clone(whole[:n]))
 				_, ok := errors.AsType[*DecodeError](c.decode(c.make(), cut))
 				require.True(t, ok, "cut at %d", n)
@@ -255,9 +255,16 @@ func TestNumbers(t *testing.T) {
 		in   string
 		want uint64
 	}{
-		{"\x00", 0}, {"\x7f", 127}, {"\xcc\x05", 5}, {"\xcd\x00\x05", 5}, {"\xce\x00\x00\x00\x05", 5},
-		{"\xcf\xff\xff\xff\xff\xff\xff\xff\xff", 1<<64 - 1}, {"\xd0\x05", 5}, {"\xd1\x01\x00", 256},
-		{"\xd2\x7f\xff\xff\xff", 1<<31 - 1}, {"\xd3\x7f\xff\xff\xff\xff\xff\xff\xff", 1<<63 - 1},
+		{"\x00", 0},
+		{"\x7f", 127},
+		{"\xcc\x05", 5},
+		{"\xcd\x00\x05", 5},
+		{"\xce\x00\x00\x00\x05", 5},
+		{"\xcf\xff\xff\xff\xff\xff\xff\xff\xff", 1<<64 - 1},
+		{"\xd0\x05", 5},
+		{"\xd1\x01\x00", 256},
+		{"\xd2\x7f\xff\xff\xff", 1<<31 - 1},
+		{"\xd3\x7f\xff\xff\xff\xff\xff\xff\xff", 1<<63 - 1},
 	} {
 		var m HandshakeRequest
 		require.NoError(t, m.Decode([]byte("\x81\xa7session"+c.in)))

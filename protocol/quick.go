@@ -96,7 +96,7 @@ func quickKey(b []byte, p int, field string, v *[]byte) int {
 	if p < 0 || len(b)-e < 2 || string(b[p:e]) != field {
 		return -1
 	}
-	n := 0
+	var n int
 	switch c := b[e]; {
 	case c&0xe0 == 0xa0:
 		n = int(c & 0x1f)

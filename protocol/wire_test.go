@@ -16,7 +16,7 @@ func unhex(t *testing.T, s string) []byte {
 }
 
 func keysOf(names ...string) [][]byte {
-	var keys [][]byte
+	keys := make([][]byte, 0, len(names))
 	for _, n := range names {
 		keys = append(keys, []byte(n))
 	}
