@@ -38,6 +38,8 @@ func (noGuard) Leased(Slot) bool         { return false }
 func (noGuard) Touched(Slot) bool        { return false }
 func (noGuard) RegionBusy(RegionID) bool { return false }
 
+func (noGuard) DeviceReady(DeviceID, string, uint64) bool { return true }
+
 // pool drives a machine as a leader would: it stamps time, plans, and applies one command at a time.
 type pool struct {
 	tb    testing.TB

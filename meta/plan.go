@@ -16,6 +16,9 @@ type Guard interface {
 	Touched(s Slot) bool
 	// RegionBusy reports whether something in a region is leased, condemned or in quarantine, or all of it is condemned.
 	RegionBusy(r RegionID) bool
+	// DeviceReady reports whether a device shows the generation that the index has for it, so that clients can use it.
+	// The generation is logged before it is written to the device.
+	DeviceReady(d DeviceID, node string, generation uint64) bool
 }
 
 // PlanKind says what to do with a REQUEST_ALLOC.
@@ -259,6 +262,10 @@ func (p *planner) freeSpace() AllocPlan {
 		size := min(roundUp(p.want, d.Align), largest/d.Align*d.Align)
 		size = min(size, MaxRegionPages*p.pageSize/d.Align*d.Align)
 		inTier := p.req.Tier == "" || d.Tier == p.req.Tier
+		if size >= p.least && !p.ready(d) {
+			p.wait = true
+			continue
+		}
 		if size < p.least || best != nil && (prefer && !inTier || prefer == inTier && size <= bestSize) {
 			continue
 		}
@@ -271,6 +278,8 @@ func (p *planner) freeSpace() AllocPlan {
 	return p.command(0)
 }
 
+func (p *planner) ready(d *device) bool { return p.g.DeviceReady(d.id, d.Node, d.Generation) }
+
 // draining takes a region that is empty and on its way to free space.
 func (p *planner) draining() AllocPlan {
 	for _, r := range p.m.sortedRegions() {
@@ -278,7 +287,7 @@ func (p *planner) draining() AllocPlan {
 			r.beyond() {
 			continue
 		}
-		if r.live > 0 || p.g.RegionBusy(r.id) {
+		if r.live > 0 || p.g.RegionBusy(r.id) || !p.ready(r.device) {
 			p.wait = true
 			continue
 		}

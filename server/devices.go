@@ -46,6 +46,14 @@ type devices struct {
 	mu   sync.Mutex
 	open map[string]*cxl.Device // by configured path
 	errs map[string]error
+
+	ready sync.Map // meta.DeviceID -> the generation that its header was seen to have
+}
+
+// isReady implements MasterConfig.DeviceReady. What lies on other hosts cannot be seen from here.
+func (d *devices) isReady(id meta.DeviceID, node string, generation uint64) bool {
+	seen, ok := d.ready.Load(id)
+	return ok && seen == generation || node != d.host
 }
 
 // poolID is what the headers of this pool's devices carry: the first half of the uuid of each of them, which is random
@@ -73,6 +81,9 @@ func (d *devices) serve(ctx context.Context) error {
 	var errs []error
 	for _, cfg := range d.s.cfg.Pool {
 		err := d.serveOne(ctx, cfg)
+		if err == nil {
+			d.noteReady(cfg.Path)
+		}
 		if err != nil {
 			err = fmt.Errorf("pool device %s: %w", cfg.Path, err)
 			errs = append(errs, err)
@@ -118,6 +129,21 @@ func (d *devices) registered(match func(*meta.DeviceInfo) bool) *meta.DeviceInfo
 		}
 	}
 	return nil
+}
+
+// noteReady takes note of the generation that a device in service shows.
+func (d *devices) noteReady(path string) {
+	d.mu.Lock()
+	held := d.open[path]
+	d.mu.Unlock()
+	if held == nil {
+		return // claimed by another server: see reopen
+	}
+	h := held.Header()
+	uuid := hexID(h.Device)
+	if x := d.registered(func(x *meta.DeviceInfo) bool { return x.UUID == uuid }); x != nil {
+		d.ready.Store(x.ID, held.Generation())
+	}
 }
 
 // serveOne takes one device into service.
@@ -356,6 +382,7 @@ func (d *devices) reopen(ctx context.Context, cfg DeviceConfig, path string, inf
 		// The member that led before still holds the claim. Nothing has to be written, so it can be had later: this is
 		// tried again and again.
 		d.s.logger.Debug("a pool device is still claimed by another server", slog.String("path", path))
+		d.ready.Store(x.ID, x.Generation)
 		return nil
 	}
 	if err != nil {

@@ -307,6 +307,13 @@ type guard struct {
 	grace bool // of a new leader: anything may be leased
 	// soonest is when the first lease ends of those that were in the way; 0 = none was.
 	soonest int64
+	// ready is MasterConfig.DeviceReady.
+	ready func(d meta.DeviceID, node string, generation uint64) bool
+}
+
+// DeviceReady implements meta.Guard.
+func (g *guard) DeviceReady(d meta.DeviceID, node string, generation uint64) bool {
+	return g.ready == nil || g.ready(d, node, generation)
 }
 
 // Leased implements meta.Guard.

@@ -68,6 +68,9 @@ type MasterConfig struct {
 	Watch func(id meta.SessionID, p meta.Process)
 	// Unwatch ends that. May be nil.
 	Unwatch func(id meta.SessionID)
+	// DeviceReady reports whether a device shows the generation that the index has for it: no region is given on one that
+	// does not yet. It must not block. nil = all do.
+	DeviceReady func(d meta.DeviceID, node string, generation uint64) bool
 	// Random returns 64 random bits.
 	Random func() uint64
 

@@ -267,7 +267,9 @@ func (s *Server) masterConfig() MasterConfig {
 		Host:     localHost(),
 		Watch:    s.watcher.watch,
 		Unwatch:  s.watcher.forget,
-		Random:   random64,
+		Random:   random64, DeviceReady: func(d meta.DeviceID, node string, generation uint64) bool {
+			return s.devices.isReady(d, node, generation)
+		},
 		MaxLease: s.cfg.ElectionTimeout, DefaultLease: s.cfg.DefaultLease, SessionTTL: s.cfg.SessionTTL,
 		FlushInterval: s.cfg.FlushInterval, TouchInterval: s.cfg.TouchInterval, TouchBudget: s.cfg.TouchBudget,
 		AllocTimeout: s.cfg.AllocTimeout,
