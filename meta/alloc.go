@@ -109,7 +109,7 @@ func (m *Machine) overLimit(s *session, c *Alloc) bool {
 // allocExtent cuts a new region from free space.
 func (m *Machine) allocExtent(s *session, c *Alloc, out *Results) {
 	d := m.devices[c.Device]
-	if d == nil || d.removing || c.PageSize == 0 || c.Size < c.PageSize || c.Size/c.PageSize > MaxRegionPages ||
+	if d == nil || c.PageSize == 0 || c.Size < c.PageSize || c.Size/c.PageSize > MaxRegionPages ||
 		c.Size%d.Align != 0 || m.overLimit(s, c) {
 		out.fail(protocol.CodePending)
 		return

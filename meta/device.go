@@ -12,7 +12,6 @@ type device struct {
 	object
 	id DeviceID
 	AddDevice
-	removing bool
 
 	// Not in the record.
 	regions int

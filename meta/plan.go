@@ -181,7 +181,7 @@ func (p *planner) walkKeys(size uint64) AllocPlan {
 			taken[v] = true
 			x := p.m.table.at(v)
 			p.cmd.Victims = append(p.cmd.Victims, Victim{v, x.birth})
-			free += (uint64(x.length) + p.pageSize - 1) / p.pageSize
+			free += p.pagesOf(x)
 		}
 		if free < p.run {
 			short += p.run - free
@@ -195,11 +195,14 @@ func (p *planner) walkKeys(size uint64) AllocPlan {
 	}
 	p.need = short
 	for _, v := range p.cmd.Victims {
-		p.need += (uint64(p.m.table.at(v.Slot).length) + p.pageSize - 1) / p.pageSize
+		p.need += p.pagesOf(p.m.table.at(v.Slot))
 	}
 	p.sizes(size)
 	return p.fits()
 }
+
+// pagesOf returns how many of the requested pages an entry takes up.
+func (p *planner) pagesOf(x *entry) uint64 { return (uint64(x.length) + p.pageSize - 1) / p.pageSize }
 
 // command finishes a plan.
 func (p *planner) command(phase uint8) AllocPlan {
@@ -255,9 +258,6 @@ func (p *planner) freeSpace() AllocPlan {
 	var bestSize uint64
 	prefer := false
 	for _, d := range p.m.sortedDevices() {
-		if d.removing {
-			continue
-		}
 		largest, _ := d.largestFree()
 		size := min(roundUp(p.want, d.Align), largest/d.Align*d.Align)
 		size = min(size, MaxRegionPages*p.pageSize/d.Align*d.Align)
@@ -314,7 +314,7 @@ func (p *planner) ownEntries() AllocPlan {
 			}
 			x := p.m.table.at(v)
 			p.cmd.Victims = append(p.cmd.Victims, Victim{v, x.birth})
-			got += (uint64(x.length) + p.pageSize - 1) / p.pageSize
+			got += p.pagesOf(x)
 		}
 		stop()
 	}
