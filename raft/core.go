@@ -469,6 +469,9 @@ func (c *Core) flushed(index uint64) error {
 	return c.log.flushed(index, c.cfg.LogKeepEntries, c.cfg.LogKeepBytes, c.store.holdIndex())
 }
 
+// LeadTerm is the term in which this member leads, 0 if it does not.
+func (c *Core) LeadTerm() uint64 { return c.leadTerm }
+
 // Removed says that the member is no longer part of the cluster.
 func (c *Core) Removed() bool { return c.removed }
 

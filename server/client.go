@@ -59,6 +59,10 @@ func (m *Master) CloseClient(c *Client) {
 	m.mu.Unlock()
 }
 
+// Follow says whether what the client is served next will be sent without a confirmation that this member leads:
+// then it gets nothing that only a leader may say. It is for the connection's reader.
+func (c *Client) Follow(follows bool) { c.follows = follows }
+
 // Touch keeps the client's session alive.
 func (c *Client) Touch(now int64) {
 	if s := c.sess.Load(); s != nil {

@@ -333,7 +333,7 @@ func (c *conn) burst(r *protocol.Reader, h protocol.Header, payload []byte) bool
 				out = appendError(out, h, &errNoLeader)
 				break
 			}
-			c.client.follows = term == 0
+			c.client.Follow(term == 0)
 			out, outcome = m.Serve(c.client, h, payload, out, now)
 			if outcome == Blocked {
 				out = c.settle(out, term)

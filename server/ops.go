@@ -67,11 +67,8 @@ func (s *Server) Status() Status {
 	if st.Serving {
 		st.GraceMS = int64(m.graceMS(m.now())) //nolint:gosec // an election timeout at most
 	}
-	// The hash brings itself up to date, which is a change.
-	m.state.Lock()
-	st.StateHash = strconv.FormatUint(m.machine.StateHash(), 16)
-	st.Applied = m.machine.Applied()
-	m.state.Unlock()
+	applied, hash := m.StateHash()
+	st.Applied, st.StateHash = applied, strconv.FormatUint(hash, 16)
 	m.state.RLock()
 	st.Settings, st.Stats = m.machine.Settings(), m.machine.Stats()
 	st.Incarnation, st.LogTimeMS = m.machine.Incarnation(), m.machine.NowMS()
@@ -89,6 +86,13 @@ func (s *Server) Status() Status {
 		}
 	}
 	return st
+}
+
+// StateHash returns the index that was applied last and the hash of the state then, which all members agree on.
+func (m *Master) StateHash() (applied, hash uint64) {
+	m.state.Lock() // the hash brings itself up to date, which is a change
+	defer m.state.Unlock()
+	return m.machine.Applied(), m.machine.StateHash()
 }
 
 func memberStatus(rs *raft.Status) []MemberStatus {
