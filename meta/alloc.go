@@ -53,27 +53,34 @@ func (s *session) occupiedPages() uint64 {
 // allocEvict evicts exact victims from the session's own regions.
 func (m *Machine) allocEvict(s *session, c *Alloc, out *Results) {
 	out.bool(false)
-	good := c.Victims[:0]
+	pages, n := m.scratch[:0], uint64(0)
 	for _, v := range c.Victims {
-		if m.table.live(v.Slot) {
-			x := m.table.at(v.Slot)
-			r := m.regionOf(x)
-			if x.birth == v.Birth && x.pins == 0 && r.owner == s && r.state == RegionOwned {
-				good = append(good, v)
-			}
+		if !m.evictableNow(s, v) { // or evicted a moment ago, if it is named twice
+			continue
 		}
+		p := m.page(v.Slot, false)
+		pages = p.appendTo(pages)
+		m.evict(v.Slot)
+		n++
 	}
-	if len(good) == 0 {
+	m.scratch = pages
+	if n == 0 {
 		out.fail(protocol.CodePending)
 		return
 	}
-	out.uvarint(uint64(len(good)))
-	for _, v := range good {
-		p := m.page(v.Slot, false)
-		out.buf = p.appendTo(out.buf)
-		m.evict(v.Slot)
+	out.uvarint(n)
+	out.buf = append(out.buf, pages...)
+	m.stats.Evictions[1] += n
+}
+
+// evictableNow reports whether a victim is still what it was when it was chosen, unpinned, and in an own region.
+func (m *Machine) evictableNow(s *session, v Victim) bool {
+	if !m.table.live(v.Slot) {
+		return false
 	}
-	m.stats.Evictions[1] += uint64(len(good))
+	x := m.table.at(v.Slot)
+	r := m.regionOf(x)
+	return x.birth == v.Birth && x.pins == 0 && r.owner == s && r.state == RegionOwned
 }
 
 // allocRegion hands a whole region over: an own one emptied, or one that nobody writes to any more.

@@ -311,7 +311,7 @@ func (m *Machine) Stats() Stats {
 	for _, d := range m.devices {
 		_, free := d.largestFree()
 		s.FreeBytes += free
-		s.PoolBytes += d.dataEnd() - d.DataOffset
+		s.PoolBytes += max(d.dataEnd(), d.DataOffset) - d.DataOffset // it may have shrunk to less than its header
 	}
 	for _, t := range sortedValues(m.tenants, func(t *tenant) uint64 { return uint64(t.base) }) {
 		s.Tenants = append(s.Tenants, TenantStats{t.name, t.entries, t.bytes, t.pins})

@@ -1,6 +1,8 @@
 package meta
 
 import (
+	"math"
+
 	"larder/meta/policy"
 	"larder/protocol"
 )
@@ -43,8 +45,8 @@ func (m *Machine) register(h Header, s *session, ctx *contextRecord, e *protocol
 			m.drop(slot, m.whyDead(m.table.at(slot)), true)
 		}
 	}
-	if e.HasPrefix && !e.Touch {
-		if slot, ok := m.prefixTwin(ctx.handle, e.Hash, uint32(e.Group)); ok { //nolint:gosec // checked by admit
+	if e.HasPrefix && !e.Touch && e.Group <= math.MaxUint32 { // admit refuses a larger one
+		if slot, ok := m.prefixTwin(ctx.handle, e.Hash, uint32(e.Group)); ok {
 			m.registerExists(slot, e.Key, out)
 			m.stats.Deduplicated++
 			return
@@ -125,9 +127,9 @@ func (m *Machine) admitted(r *region, ctx *contextRecord, e *protocol.RegisterEn
 	x.added = m.head.now
 	switch {
 	case e.TTLMS != 0:
-		x.expires = m.head.now + e.TTLMS
+		x.expires = m.after(e.TTLMS)
 	case m.settings.Policy == "ttl" && m.settings.TTLMS != 0:
-		x.expires = m.head.now + m.settings.TTLMS
+		x.expires = m.after(m.settings.TTLMS)
 	}
 	if e.HasPrefix {
 		x.flags |= flagPrefix
@@ -146,6 +148,9 @@ func (m *Machine) admitted(r *region, ctx *contextRecord, e *protocol.RegisterEn
 	}
 	m.stats.Registered++
 }
+
+// after returns the log time a while from now, at most the end of time.
+func (m *Machine) after(ms uint64) uint64 { return m.head.now + min(ms, math.MaxUint64-m.head.now) }
 
 // attach links an entry with its region, context and prefix. Rebuilding from the store uses it too.
 func (m *Machine) attach(slot Slot, x *entry, r *region, ctx *contextRecord) {
