@@ -1,0 +1,381 @@
+package model
+
+import (
+	"bytes"
+	"cmp"
+	"maps"
+	"slices"
+
+	"larder/meta"
+)
+
+// world is one possible state of the pool.
+type world struct {
+	applied     uint64
+	now         uint64
+	incarnation uint64
+	settings    meta.Settings
+
+	entries  []*entry // by slot; nil = free. As long as it ever was
+	contexts []*context
+	inUse    *context // by the REGISTER that is being carried out: it does not go with an entry that is replaced
+	tenants  []string // in the order of their making
+	sessions map[meta.SessionID]*session
+	regions  map[meta.RegionID]*region
+	devices  map[meta.DeviceID]*device
+
+	// The last ones given out.
+	births, epochs, uses, pinIDs uint64
+	lastSession                  meta.SessionID
+	lastRegion                   meta.RegionID
+	lastDevice                   meta.DeviceID
+
+	marks     int // CLEARs by prefix in progress
+	sweepLeft uint64
+	sweepAt   uint64
+	change    policyChange
+	sticks    bool // a guess, see guesses
+	stuck     bool // the guess has made a difference in the present log entry
+	ordered   bool // every entry's place is known: the policy orders by use, and has not changed since there were entries
+	counts    Counters
+
+	effects []meta.Effect // of the present log entry
+	dropped []meta.Slot
+}
+
+// entry is one key and where its bytes lie.
+type entry struct {
+	slot     meta.Slot
+	birth    uint64
+	key      string
+	ctx      *context
+	region   *region
+	offset   uint64
+	length   uint64
+	checksum uint64
+	added    uint64
+	expires  uint64 // 0 = never
+	prefix   bool
+	hash     uint64
+	group    uint64
+	cleared  bool   // by a CLEAR
+	used     uint64 // when it was last given to its policy, or used
+	old      bool   // perhaps still ordered by the policy that is being replaced
+	pins     []*pin
+}
+
+// pin holds an entry.
+type pin struct {
+	id      uint64
+	session meta.SessionID // 0 = durable or soft
+	owner   string
+	class   meta.Class
+	until   uint64
+	count   uint64
+}
+
+// context is an interned context. It is there as long as entries or a tenant need it.
+type context struct {
+	meta.Context
+	base bool // a tenant's own
+}
+
+type session struct {
+	info    meta.OpenSession
+	id      meta.SessionID
+	tenant  string
+	opened  uint64
+	acked   uint64
+	open    bool
+	fenced  bool
+	answers map[uint64]answer // by seq
+}
+
+// answer is what became of a seq.
+type answer struct {
+	canceled bool
+	result   []byte
+}
+
+type region struct {
+	id         meta.RegionID
+	device     *device
+	offset     uint64
+	length     uint64
+	pageSize   uint64
+	epoch      uint64
+	generation uint64
+	owner      *session // nil = nobody
+	state      meta.RegionState
+	born       uint64
+	forSession meta.SessionID
+}
+
+type device struct {
+	meta.AddDevice
+	id meta.DeviceID
+}
+
+func newWorld() *world {
+	w := &world{
+		settings: meta.DefaultSettings(), sessions: map[meta.SessionID]*session{},
+		regions: map[meta.RegionID]*region{}, devices: map[meta.DeviceID]*device{}, ordered: true,
+	}
+	w.addTenant(meta.DefaultTenant)
+	return w
+}
+
+// clone copies everything.
+func (w *world) clone() *world {
+	c := *w
+	c.effects, c.dropped = nil, nil
+	c.tenants = slices.Clone(w.tenants)
+	contexts, sessions := map[*context]*context{}, map[*session]*session{}
+	regions, devices := map[*region]*region{}, map[*device]*device{}
+	c.contexts = nil
+	for _, x := range w.contexts {
+		contexts[x] = ptr(*x)
+		c.contexts = append(c.contexts, contexts[x])
+	}
+	c.sessions = map[meta.SessionID]*session{}
+	for id, s := range w.sessions {
+		n := ptr(*s)
+		n.answers = maps.Clone(s.answers)
+		c.sessions[id], sessions[s] = n, n
+	}
+	c.devices = map[meta.DeviceID]*device{}
+	for id, d := range w.devices {
+		n := ptr(*d)
+		c.devices[id], devices[d] = n, n
+	}
+	c.regions = map[meta.RegionID]*region{}
+	for id, r := range w.regions {
+		n := ptr(*r)
+		n.device, n.owner = devices[r.device], sessions[r.owner]
+		c.regions[id], regions[r] = n, n
+	}
+	c.entries = make([]*entry, len(w.entries))
+	for i, e := range w.entries {
+		if e == nil {
+			continue
+		}
+		n := ptr(*e)
+		n.ctx, n.region, n.pins = contexts[e.ctx], regions[e.region], nil
+		for _, p := range e.pins {
+			n.pins = append(n.pins, ptr(*p))
+		}
+		c.entries[i] = n
+	}
+	return &c
+}
+
+func ptr[T any](v T) *T { return &v }
+
+// at returns the entry of a slot, nil if it is free.
+func (w *world) at(s meta.Slot) *entry {
+	if int(s) >= len(w.entries) {
+		return nil
+	}
+	return w.entries[s]
+}
+
+// held returns all entries, by slot.
+func (w *world) held() []*entry {
+	return slices.DeleteFunc(slices.Clone(w.entries), func(e *entry) bool { return e == nil })
+}
+
+// find returns a tenant's entry, dead or alive.
+func (w *world) find(tenant, key string) *entry {
+	for _, e := range w.entries {
+		if e != nil && e.key == key && e.ctx.Tenant == tenant {
+			return e
+		}
+	}
+	return nil
+}
+
+// in returns the entries of a region, the newest first.
+func (w *world) in(r *region) []*entry {
+	var in []*entry
+	for _, e := range w.entries {
+		if e != nil && e.region == r {
+			in = append(in, e)
+		}
+	}
+	slices.SortFunc(in, func(a, b *entry) int { return cmp.Compare(b.birth, a.birth) })
+	return in
+}
+
+// live counts the entries of a region.
+func (w *world) live(r *region) int { return len(w.in(r)) }
+
+// pinned counts the hard-pinned entries of a region.
+func (w *world) pinned(r *region) int {
+	n := 0
+	for _, e := range w.in(r) {
+		if e.hard() {
+			n++
+		}
+	}
+	return n
+}
+
+// owned returns a session's regions, by id.
+func (w *world) owned(s *session) []*region {
+	var owned []*region
+	for _, r := range w.regionList() {
+		if r.owner == s {
+			owned = append(owned, r)
+		}
+	}
+	return owned
+}
+
+func byID[K cmp.Ordered, V any](in map[K]V) []V {
+	out := make([]V, 0, len(in))
+	for _, k := range slices.Sorted(maps.Keys(in)) {
+		out = append(out, in[k])
+	}
+	return out
+}
+
+func (w *world) regionList() []*region   { return byID(w.regions) }
+func (w *world) sessionList() []*session { return byID(w.sessions) }
+func (w *world) deviceList() []*device   { return byID(w.devices) }
+
+// hard reports whether an entry is hard-pinned.
+func (e *entry) hard() bool {
+	return slices.ContainsFunc(e.pins, func(p *pin) bool { return p.class == meta.ClassHard })
+}
+
+// class returns an entry's class.
+func (e *entry) class() meta.Class {
+	switch {
+	case e.hard():
+		return meta.ClassHard
+	case len(e.pins) > 0:
+		return meta.ClassSoft
+	default:
+		return meta.ClassNormal
+	}
+}
+
+// pages returns the pages of its region that an entry lies on, from first up to end.
+func (e *entry) pages() (first, end uint64) {
+	return e.offset / e.region.pageSize, (e.offset + e.length + e.region.pageSize - 1) / e.region.pageSize
+}
+
+// lost reports whether a region's bytes may be gone.
+func (r *region) lost() bool { return r.generation != r.device.Generation }
+
+// alive reports whether an entry may be served.
+func (w *world) alive(e *entry) bool { return w.death(e) == 0 }
+
+// death says why an entry may not be served; 0 if it may.
+func (w *world) death(e *entry) meta.Reason {
+	switch {
+	case e.region.lost():
+		return meta.ReasonLost
+	case e.region.state == meta.RegionMarked || e.region.state == meta.RegionDraining:
+		return meta.ReasonTaken
+	case e.expires != 0 && e.expires <= w.now:
+		return meta.ReasonExpired
+	case e.cleared:
+		return meta.ReasonCleared
+	default:
+		return 0
+	}
+}
+
+// touch counts uses of an entry.
+func (w *world) touch(e *entry, n uint64) {
+	w.counts.Touched += n
+	if w.settings.Policy == "lru" && !e.hard() {
+		w.placed(e)
+	}
+}
+
+// placed puts an entry at the hot end of its policy.
+func (w *world) placed(e *entry) {
+	w.uses++
+	e.used = w.uses
+}
+
+// joins gives an entry, which was registered or whose pins have changed, to the pool's policy.
+func (w *world) joins(e *entry) {
+	if !e.hard() {
+		w.leavesOld(e)
+		w.placed(e)
+	}
+}
+
+// drop removes an entry. tell says that its owner does not know.
+func (w *world) drop(e *entry, why meta.Reason, tell bool) {
+	r := e.region
+	switch {
+	case !tell:
+	case why != meta.ReasonTaken && r.state == meta.RegionOwned && r.owner.open:
+		w.effects = append(w.effects, meta.Effect{Page: e.page(), Reason: why})
+	default:
+		w.dropped = append(w.dropped, e.slot)
+	}
+	w.leavesOld(e)
+	w.entries[e.slot] = nil
+	w.counts.Removed[why]++
+	w.forgetContext(e.ctx)
+}
+
+// page describes the pages of an entry.
+func (e *entry) page() meta.Page {
+	p := meta.Page{Key: []byte(e.key), Slot: e.slot, Region: e.region.id, Offset: e.offset, Length: e.length}
+	if e.region.owner != nil {
+		p.Owner = e.region.owner.id
+	}
+	return p
+}
+
+// location describes where a region lies.
+func (r *region) location() meta.Location {
+	return meta.Location{
+		Region: r.id, Device: r.device.id, RegionOffset: r.offset, RegionLength: r.length, Generation: r.generation,
+		Epoch: r.epoch, PageSize: r.pageSize,
+	}
+}
+
+// location describes where an entry lies.
+func (e *entry) location() meta.Location {
+	l := e.region.location()
+	l.Offset, l.Length, l.Checksum = e.offset, e.length, e.checksum
+	return l
+}
+
+func (w *world) addTenant(name string) {
+	w.tenants = append(w.tenants, name)
+	w.contexts = append(w.contexts, &context{Context: meta.Context{Tenant: name}, base: true})
+}
+
+// forgetContext removes a context that nothing needs any more.
+func (w *world) forgetContext(c *context) {
+	if c.base || c == w.inUse || slices.ContainsFunc(w.entries, func(e *entry) bool { return e != nil && e.ctx == c }) {
+		return
+	}
+	w.contexts = slices.DeleteFunc(w.contexts, func(x *context) bool { return x == c })
+}
+
+// tenantOf returns the tenant that a command acts for.
+func tenantOf(s *session) string {
+	if s == nil {
+		return meta.DefaultTenant
+	}
+	return s.tenant
+}
+
+// settle notes, after a log entry, whether the order of entries is known.
+func (w *world) settle() {
+	if len(w.held()) == 0 && w.change.state == notChanging {
+		w.ordered = true
+	}
+}
+
+// hasPrefix is bytes.HasPrefix on an entry's key.
+func (e *entry) hasPrefix(prefix []byte) bool { return bytes.HasPrefix([]byte(e.key), prefix) }
