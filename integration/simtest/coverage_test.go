@@ -1,0 +1,146 @@
+package simtest
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"larder/protocol"
+)
+
+// coverage counts what runs have done. It is printed at the end and, with -json, written to a file.
+type coverage struct {
+	Seeds            uint64            `json:"seeds"`
+	Ticks            uint64            `json:"ticks"`
+	Events           uint64            `json:"events"`
+	Faults           map[string]uint64 `json:"faults"`
+	Operations       map[string]uint64 `json:"operations"` // by kind and outcome
+	Errors           map[string]uint64 `json:"errors"`     // answers, by code
+	Violations       uint64            `json:"violations"`
+	PowerLosses      uint64            `json:"power_losses"`
+	Syncs            uint64            `json:"syncs"`
+	Refusals         uint64            `json:"refused_starts"`
+	Replaced         uint64            `json:"members_replaced"`
+	Leaders          uint64            `json:"leader_changes"`
+	Snapshots        uint64            `json:"snapshots_installed"`
+	Generations      uint64            `json:"device_generations"`
+	Restores         uint64            `json:"restores"`
+	Commands         uint64            `json:"commands"`
+	Answers          uint64            `json:"answers_compared"`
+	HashChecks       uint64            `json:"state_hashes_compared"`
+	Linear           uint64            `json:"operations_linearized"`
+	Drops            uint64            `json:"entries_dropped_by_the_system"`
+	Leases           uint64            `json:"leases"`
+	Late             uint64            `json:"reads_too_late"`
+	GenerationMisses uint64            `json:"reads_of_lost_bytes"`
+	PagesWritten     uint64            `json:"pages_written"`
+	PagesRead        uint64            `json:"pages_read"`
+	Regions          uint64            `json:"regions_given"`
+	Phases           [4]uint64         `json:"allocations_by_phase"`
+	Sessions         uint64            `json:"sessions"`
+	SessionsLost     uint64            `json:"sessions_lost"`
+	Resumed          uint64            `json:"sessions_resumed"`
+	Suspended        uint64            `json:"stores_suspended"`
+	Disowned         uint64            `json:"answers_disowned"`
+	Retries          uint64            `json:"retries"`
+	Unknown          uint64            `json:"outcomes_unknown"`
+	Revokes          uint64            `json:"revokes_pushed"`
+	Freed            uint64            `json:"freed_pushed"`
+}
+
+func newCoverage() *coverage {
+	return &coverage{Faults: map[string]uint64{}, Operations: map[string]uint64{}, Errors: map[string]uint64{}}
+}
+
+func (v *coverage) fault(c class) { v.Faults[c.String()]++ }
+
+// op counts an operation and what became of it.
+func (v *coverage) op(kind string, e *protocol.Error) {
+	outcome := "ok"
+	switch {
+	case e == nil:
+	case e.Code == codeLost:
+		outcome = "lost"
+	case e.Code == codeQuit:
+		outcome = "given up"
+	case e.Code == codeExpired:
+		outcome = "session expired"
+	default:
+		outcome = e.Code.String()
+	}
+	v.Operations[kind+": "+outcome]++
+}
+
+// operations is how many there were.
+func (v *coverage) operations() (n uint64) {
+	for _, x := range v.Operations {
+		n += x
+	}
+	return n
+}
+
+// add adds the counts of another run.
+func (v *coverage) add(o *coverage) {
+	a, b := v.fields(), o.fields()
+	for i := range a {
+		*a[i] += *b[i]
+	}
+	for _, m := range [][2]map[string]uint64{{v.Faults, o.Faults}, {v.Operations, o.Operations}, {v.Errors, o.Errors}} {
+		for k, n := range m[1] {
+			m[0][k] += n
+		}
+	}
+}
+
+func (v *coverage) fields() []*uint64 {
+	return []*uint64{
+		&v.Seeds, &v.Ticks, &v.Events, &v.Violations, &v.PowerLosses, &v.Syncs, &v.Refusals, &v.Replaced, &v.Leaders,
+		&v.Snapshots, &v.Generations, &v.Restores, &v.Commands, &v.Answers, &v.HashChecks, &v.Linear, &v.Drops, &v.Leases,
+		&v.Late, &v.GenerationMisses, &v.PagesWritten, &v.PagesRead, &v.Regions, &v.Phases[0], &v.Phases[1], &v.Phases[2],
+		&v.Phases[3], &v.Sessions, &v.SessionsLost, &v.Resumed, &v.Suspended, &v.Disowned, &v.Retries, &v.Unknown,
+		&v.Revokes, &v.Freed,
+	}
+}
+
+// never lists the classes of faults that did not fire.
+func (v *coverage) never() (names []string) {
+	for c := range classes {
+		if v.Faults[c.String()] == 0 {
+			names = append(names, c.String())
+		}
+	}
+	return names
+}
+
+// String says it in a few lines.
+func (v *coverage) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d seeds, %d ticks, %d events, %d operations, %d commands, %d leader changes, %d power losses, "+
+		"%d snapshots installed, %d members replaced\n", v.Seeds, v.Ticks, v.Events, v.operations(), v.Commands, v.Leaders,
+		v.PowerLosses, v.Snapshots, v.Replaced)
+	fmt.Fprintf(&b, "compared: %d state hashes, %d answers, %d operations linearized, %d leases, %d pages read, %d written\n",
+		v.HashChecks, v.Answers, v.Linear, v.Leases, v.PagesRead, v.PagesWritten)
+	line := func(name string, m map[string]uint64) {
+		fmt.Fprintf(&b, "%s:", name)
+		for _, k := range slices.Sorted(maps.Keys(m)) {
+			fmt.Fprintf(&b, " %s=%d", strings.ReplaceAll(k, " ", "_"), m[k])
+		}
+		b.WriteString("\n")
+	}
+	line("faults", v.Faults)
+	line("operations", v.Operations)
+	line("errors", v.Errors)
+	return b.String()
+}
+
+// write writes the counts to a file.
+func (v *coverage) write(path string) error {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode the coverage: %w", err)
+	}
+	return os.WriteFile(path, append(b, '\n'), 0o600)
+}

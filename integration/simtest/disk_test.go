@@ -1,0 +1,368 @@
+package simtest
+
+import (
+	"errors"
+	"io"
+	"math/rand/v2"
+	"path"
+	"strings"
+	"sync"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// blockSize is what a disk writes at once.
+const blockSize = 512
+
+// disk is a member's disk: what power loss leaves of it is drawn, and it fails as it is told.
+//
+// Pebble writes from goroutines of its own, so that the fields are guarded; between two events nobody is writing.
+type disk struct {
+	rng *rand.Rand
+
+	mu   sync.Mutex
+	mem  *vfs.MemFS
+	free uint64 // bytes that are left
+	// crashIn operations the power is lost, 0 = it is not. keep percent of what was not synced survives.
+	crashIn int
+	keep    int
+	torn    bool
+	after   *vfs.MemFS // what the crash has left; nil = none yet
+	// failIn operations on the log or the witness one fails, and all later ones; 0 = none.
+	failIn int
+	broken bool
+	// misreadIn reads one returns another block of its file, 0 = none.
+	misreadIn int
+	syncs     uint64 // so far
+	misread   uint64
+	failed    uint64
+	onSync    func()
+}
+
+func newDisk(rng *rand.Rand) *disk {
+	return &disk{rng: rng, mem: vfs.NewCrashableMem(), free: 1 << 40}
+}
+
+var errIO = errors.New("simulated input/output error")
+
+// diskFS is one mounting of a disk: after a crash, what still runs writes to the old one and harms nobody.
+type diskFS struct {
+	vfs.FS
+	d *disk
+}
+
+func (d *disk) mount() vfs.FS { return &diskFS{FS: d.mem, d: d} }
+
+// change is called before each write, sync or change of a name.
+func (d *disk) change(fs *diskFS, name string, sync bool) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if fs.FS != vfs.FS(d.mem) {
+		return nil
+	}
+	if sync {
+		d.syncs++
+	}
+	if d.crashIn > 0 {
+		if d.crashIn--; d.crashIn == 0 {
+			d.after = d.clone(d.keep, d.torn)
+		}
+	}
+	if !protected(name) {
+		return nil
+	}
+	if d.failIn > 0 {
+		if d.failIn--; d.failIn == 0 {
+			d.broken = true
+		}
+	}
+	if d.broken {
+		d.failed++
+		return errIO
+	}
+	return nil
+}
+
+// protected reports whether raft's promises depend on a file: the write-ahead log, and the witness.
+func protected(name string) bool {
+	return strings.HasSuffix(name, ".log") || path.Base(name) == "witness"
+}
+
+// clone is what power loss leaves now. keep percent of the blocks that were not synced are there; with torn the last
+// block of the log is cut in two, if it was not synced.
+func (d *disk) clone(keep int, torn bool) *vfs.MemFS {
+	after := d.mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: keep, RNG: d.rng})
+	if torn {
+		tear(d.mem, after, d.rng)
+	}
+	return after
+}
+
+// crash takes the power away, now or, if it was lost in the middle of something, then.
+func (d *disk) crash(keep int, torn bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.after == nil {
+		d.after = d.clone(keep, torn)
+	}
+	d.mem, d.after = d.after, nil
+	d.crashIn, d.failIn, d.misreadIn, d.broken = 0, 0, 0, false
+}
+
+// lost reports whether the power was lost in the middle of something.
+func (d *disk) lost() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.after != nil
+}
+
+// wipe is a new disk in the place of the old one.
+func (d *disk) wipe() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.mem, d.after = vfs.NewCrashableMem(), nil
+	d.crashIn, d.failIn, d.misreadIn, d.broken = 0, 0, 0, false
+}
+
+func (fs *diskFS) wrap(f vfs.File, err error, name string) (vfs.File, error) {
+	if err != nil {
+		return nil, err
+	}
+	return &diskFile{File: f, fs: fs, name: name}, nil
+}
+
+// Create implements vfs.FS.
+func (fs *diskFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	if err := fs.d.change(fs, "", false); err != nil {
+		return nil, err
+	}
+	f, err := fs.FS.Create(name, c)
+	return fs.wrap(f, err, name)
+}
+
+// Open implements vfs.FS.
+func (fs *diskFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
+	f, err := fs.FS.Open(name, opts...)
+	return fs.wrap(f, err, name)
+}
+
+// OpenReadWrite implements vfs.FS.
+func (fs *diskFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
+	f, err := fs.FS.OpenReadWrite(name, c, opts...)
+	return fs.wrap(f, err, name)
+}
+
+// OpenDir implements vfs.FS.
+func (fs *diskFS) OpenDir(name string) (vfs.File, error) {
+	f, err := fs.FS.OpenDir(name)
+	return fs.wrap(f, err, name)
+}
+
+// ReuseForWrite implements vfs.FS.
+func (fs *diskFS) ReuseForWrite(from, to string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	f, err := fs.FS.ReuseForWrite(from, to, c)
+	return fs.wrap(f, err, to)
+}
+
+// Rename implements vfs.FS.
+func (fs *diskFS) Rename(from, to string) error {
+	if err := fs.d.change(fs, "", false); err != nil {
+		return err
+	}
+	return fs.FS.Rename(from, to)
+}
+
+// Remove implements vfs.FS.
+func (fs *diskFS) Remove(name string) error {
+	if err := fs.d.change(fs, "", false); err != nil {
+		return err
+	}
+	return fs.FS.Remove(name)
+}
+
+// GetDiskUsage implements vfs.FS.
+func (fs *diskFS) GetDiskUsage(string) (vfs.DiskUsage, error) {
+	fs.d.mu.Lock()
+	defer fs.d.mu.Unlock()
+	return vfs.DiskUsage{AvailBytes: fs.d.free, TotalBytes: 1 << 41, UsedBytes: 1<<41 - fs.d.free}, nil
+}
+
+// Unwrap implements vfs.FS.
+func (fs *diskFS) Unwrap() vfs.FS { return fs.FS }
+
+type diskFile struct {
+	vfs.File
+	fs   *diskFS
+	name string
+}
+
+// Write implements vfs.File.
+func (f *diskFile) Write(b []byte) (int, error) {
+	if err := f.fs.d.change(f.fs, f.name, false); err != nil {
+		return 0, err
+	}
+	return f.File.Write(b)
+}
+
+// WriteAt implements vfs.File.
+func (f *diskFile) WriteAt(b []byte, at int64) (int, error) {
+	if err := f.fs.d.change(f.fs, f.name, false); err != nil {
+		return 0, err
+	}
+	return f.File.WriteAt(b, at)
+}
+
+// Sync implements vfs.File.
+func (f *diskFile) Sync() error {
+	if err := f.fs.d.change(f.fs, f.name, true); err != nil {
+		return err
+	}
+	return f.File.Sync()
+}
+
+// SyncData implements vfs.File.
+func (f *diskFile) SyncData() error {
+	if err := f.fs.d.change(f.fs, f.name, true); err != nil {
+		return err
+	}
+	return f.File.SyncData()
+}
+
+// SyncTo implements vfs.File.
+func (f *diskFile) SyncTo(n int64) (bool, error) {
+	if err := f.fs.d.change(f.fs, f.name, false); err != nil {
+		return false, err
+	}
+	return f.File.SyncTo(n)
+}
+
+// ReadAt implements vfs.File. A misdirected read returns what lies in another block of the file.
+func (f *diskFile) ReadAt(b []byte, at int64) (int, error) {
+	n, err := f.File.ReadAt(b, at)
+	d := f.fs.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.misreadIn == 0 || n < blockSize/8 {
+		return n, err
+	}
+	if d.misreadIn--; d.misreadIn > 0 {
+		return n, err
+	}
+	other := make([]byte, n)
+	info, serr := f.Stat()
+	if serr != nil || info.Size() <= blockSize {
+		return n, err
+	}
+	from := d.rng.Int64N(info.Size()/blockSize) * blockSize
+	if m, rerr := f.File.ReadAt(other, from); m > 0 && (rerr == nil || errors.Is(rerr, io.EOF)) {
+		d.misread++
+		copy(b, other[:min(m, blockSize)])
+	}
+	return n, err
+}
+
+// files lists what lies under a directory, with sizes, in order.
+func files(fs vfs.FS, dir string) (names []string) {
+	list, err := fs.List(dir)
+	if err != nil {
+		return nil
+	}
+	for _, name := range sortedCopy(list) {
+		full := fs.PathJoin(dir, name)
+		info, err := fs.Stat(full)
+		switch {
+		case err != nil:
+		case info.IsDir():
+			names = append(names, files(fs, full)...)
+		default:
+			names = append(names, full)
+		}
+	}
+	return names
+}
+
+// rewrite changes the bytes of a file that lies at rest.
+func rewrite(fs vfs.FS, name string, change func(b []byte) []byte) error {
+	f, err := fs.Open(name)
+	if err != nil {
+		return err
+	}
+	b, err := io.ReadAll(f)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	b = change(b)
+	out, err := fs.Create(name, vfs.WriteCategoryUnspecified)
+	if err != nil {
+		return err
+	}
+	_, err = out.Write(b)
+	if err = errors.Join(err, out.Sync(), out.Close()); err != nil {
+		return err
+	}
+	dir, err := fs.OpenDir(fs.PathDir(name))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// tear cuts, in what a crash has left, a block at the end of the newest log in two: its second half never reached the
+// disk. Only what was not synced can be torn, so a block that a crash without mercy would have left is left alone.
+func tear(before, after *vfs.MemFS, rng *rand.Rand) {
+	synced := before.CrashClone(vfs.CrashCloneCfg{})
+	var last string
+	for _, name := range files(after, "/") {
+		if strings.HasSuffix(name, ".log") {
+			last = name
+		}
+	}
+	if last == "" {
+		return
+	}
+	safe := int64(0)
+	if info, err := synced.Stat(last); err == nil {
+		safe = info.Size()
+	}
+	info, err := after.Stat(last)
+	if err != nil || info.Size() <= safe {
+		return
+	}
+	cut := safe + rng.Int64N(info.Size()-safe)
+	_ = rewrite(after, last, func(b []byte) []byte { // in memory it does not fail
+		end := min(int64(len(b)), (cut/blockSize+1)*blockSize)
+		clear(b[cut:end])
+		return b
+	})
+}
+
+// rot flips one bit of one file of a disk that is at rest, and says in which.
+func (d *disk) rot() (name string, at int64) {
+	list := files(d.mem, "/")
+	var some []string
+	for _, name := range list {
+		if info, err := d.mem.Stat(name); err == nil && info.Size() > 0 {
+			some = append(some, name)
+		}
+	}
+	if len(some) == 0 {
+		return "", 0
+	}
+	name = some[d.rng.IntN(len(some))]
+	_ = rewrite(d.mem, name, func(b []byte) []byte { // in memory it does not fail
+		at = d.rng.Int64N(int64(len(b)))
+		b[at] ^= 1 << d.rng.IntN(8)
+		return b
+	})
+	return name, at
+}
+
+// full makes the disk's space run out, or come back.
+func (d *disk) full(is bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.free = 1 << 40
+	if is {
+		d.free = 0
+	}
+}

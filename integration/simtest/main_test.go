@@ -1,0 +1,75 @@
+package simtest
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+var (
+	flagSeed    = flag.Uint64("seed", 1, "the seed of TestSeed")
+	flagSeeds   = flag.Int("seeds", 0, "how many seeds TestSwarm runs; 0 is the short run")
+	flagFirst   = flag.Uint64("first", 1, "the first seed of TestSwarm")
+	flagTicks   = flag.Int("ticks", 0, "ticks of a run; 0 is 10,000")
+	flagMinutes = flag.Float64("minutes", 0, "TestSwarm goes on for so long, whatever -seeds says")
+	flagJSON    = flag.String("json", "", "write the counts to this file")
+	flagFaults  = flag.String("faults", "all", "classes of faults that are allowed, with commas; all, none")
+	flagSkip    = flag.String("skip", "", "numbers of faults to leave out, with commas")
+	flagVersion = flag.String("version", "", "the commit that the line was printed by; not used")
+	flagLog     = flag.Bool("simlog", false, "print what happens")
+	flagMinim   = flag.Bool("minimise", true, "make a failing run smaller")
+)
+
+func runOptions(t *testing.T, seed uint64, ticks int) options {
+	t.Helper()
+	o := options{seed: seed, ticks: ticks, skip: map[int]bool{}}
+	set, bad := parseClasses(*flagFaults)
+	require.Empty(t, bad, "no such class of faults")
+	o.faults = set
+	for n := range strings.SplitSeq(*flagSkip, ",") {
+		if n == "" {
+			continue
+		}
+		i, err := strconv.Atoi(n)
+		require.NoError(t, err)
+		o.skip[i] = true
+	}
+	if *flagLog {
+		o.log = func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
+	}
+	return o
+}
+
+func ticksOr(n int) int {
+	if *flagTicks > 0 {
+		return *flagTicks
+	}
+	return n
+}
+
+// commit names the sources, for the line that repeats a failure.
+func commit() string {
+	b, err := exec.Command("git", "rev-parse", "--short", "HEAD").Output()
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// TestSeed repeats one run.
+func TestSeed(t *testing.T) {
+	o := runOptions(t, *flagSeed, ticksOr(2000))
+	begun := time.Now()
+	r := simulate(t, o)
+	t.Logf("seed %d: %d ticks in %v, trace %x, %d faults of %v\n%v", o.seed, r.ticks, time.Since(begun), r.trace, r.fired, r.faults, r.cover)
+	if r.violation != nil {
+		t.Errorf("%v\n%s", r.violation, o.line(commit()))
+	}
+}

@@ -1,0 +1,558 @@
+package simtest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing/synctest"
+	"time"
+
+	pb "go.etcd.io/raft/v3/raftpb"
+
+	"larder/meta"
+	"larder/protocol"
+	"larder/raft"
+	"larder/server"
+)
+
+// How members are set up.
+const (
+	clusterID      = 0x51
+	electionTicks  = 10
+	electionSpan   = electionTicks * tick // what a lease lasts at most
+	masterTick     = 20 * ms
+	flushTicks     = 5
+	spaceTicks     = 5
+	sessionTTL     = 5 * sec
+	hostBoot       = "00000000000000000000000000000001"
+	hostNamespace  = 7
+	processRounds  = 64 // of one event; the rest follows in the next
+	transferRounds = 2 * electionTicks
+)
+
+// clock is CLOCK_BOOTTIME of one process: it runs a little fast or slow, and may have jumped ahead.
+type clock struct {
+	s      *sim
+	start  int64
+	ppm    int64 // parts per million that it is fast
+	jumped int64
+}
+
+// Boottime implements server.Clock.
+func (c *clock) Boottime() int64 { return c.start + c.s.now + c.s.now/1_000_000*c.ppm + c.jumped }
+
+// length is how long in true time d lasts on this clock.
+func (c *clock) length(d int64) int64 { return d - d/1_000_000*c.ppm }
+
+// member is one master: its disk for as long as that lives, and the process that runs on it, if one does. It is the
+// deterministic counterpart of server.Server and raft.Node around the real Core and Master.
+type member struct {
+	s     *sim
+	id    uint64
+	disk  *disk
+	clock clock
+	joins bool // its store is made by Join
+
+	life   *actor // nil while it is down
+	store  *raft.Store
+	core   *raft.Core
+	master *server.Master
+	count  *server.Counters
+	conns  []*serverConn
+	reads  reads
+
+	poked, pumping bool
+	slowTo         int64 // syncs take slow until then
+	slow           int64
+	ticks          int
+	stopped        error // why the storage says that it must stop
+	watched        map[meta.SessionID]meta.Process
+	starting       int // failed starts in a row
+	rotten         bool
+	lagging        bool
+	cpu            int    // depth of enter
+	at, hash       uint64 // what was applied, and the state's hash then
+}
+
+func (s *sim) newMember(id uint64) *member {
+	m := &member{
+		s: s, id: id, disk: newDisk(s.stream(streamDisk + id)),
+		clock: clock{s: s, start: int64(1e12) + s.rngSetup.Int64N(1e12)},
+	}
+	if s.faulty(clockSkew) {
+		m.clock.ppm = s.rngSetup.Int64N(8001) - 4000 // clocks differ by less than the 1% that leases allow for
+		s.cover.fault(clockSkew)
+	}
+	s.members[id] = m
+	return m
+}
+
+func addrOf(id uint64) string { return fmt.Sprintf("m%d:1", id) }
+
+func memberRecord(id uint64) raft.Member {
+	return raft.Member{ID: id, Addr: addrOf(id), Context: fmt.Appendf(nil, "c%d", id)}
+}
+
+func (m *member) up() bool { return m.life != nil && !m.life.dead }
+
+// running says that it is up and not paused.
+func (m *member) running() bool { return m.up() && !m.life.paused }
+
+// enter runs what may use the disk. Pebble ends the goroutine on which its log fails, so that a disk which is going to
+// fail is used on another one. When it returns, nothing works in the background any more.
+func (m *member) enter(fn func()) {
+	m.disk.mu.Lock()
+	risky := m.disk.failIn > 0 || m.disk.broken || m.rotten || m.disk.misreadIn > 0
+	m.disk.mu.Unlock()
+	m.cpu++
+	if risky && m.cpu == 1 {
+		done := make(chan any, 1)
+		go func() {
+			var r any
+			defer func() { done <- r }()
+			defer func() { r = recover() }()
+			fn()
+		}()
+		if r := <-done; r != nil {
+			m.cpu = 0
+			panic(r)
+		}
+	} else {
+		fn()
+	}
+	m.cpu--
+	if m.cpu == 0 {
+		synctest.Wait()
+	}
+}
+
+// silent says that what the process does has no effect on the world: the power was lost a moment ago, or its storage
+// told it to stop.
+func (m *member) silent() bool { return m.disk.lost() || m.stopped != nil }
+
+// start starts the process. It reports whether it runs.
+func (m *member) start() bool {
+	m.stopped, m.poked, m.pumping, m.ticks = nil, false, false, 0
+	m.at, m.hash = 0, 0
+	m.reads, m.watched, m.conns = reads{}, map[meta.SessionID]meta.Process{}, nil
+	m.life = m.s.newActor(fmt.Sprintf("member %d", m.id))
+	var err error
+	ok := false
+	m.enter(func() {
+		err = m.open()
+		ok = true
+	})
+	if !ok && err == nil {
+		err = errors.Join(errors.New("the storage ended the start"), m.stopped)
+	}
+	if m.stopped != nil {
+		err = errors.Join(err, m.stopped)
+	}
+	if m.disk.lost() {
+		m.s.trace("crash in start", m.id, 0)
+		m.powerOff(0, false)
+		return false
+	}
+	if err != nil {
+		m.refused(err)
+		return false
+	}
+	m.starting = 0
+	m.s.trace("start", m.id, m.core.Status().Applied)
+	m.s.checkReplica(m)
+	m.schedule()
+	return true
+}
+
+// open opens the store and makes the process's parts.
+func (m *member) open() (err error) {
+	s := m.s
+	defer func() {
+		if err != nil && m.store != nil && m.stopped == nil {
+			err = errors.Join(err, m.store.Close())
+		}
+	}()
+	m.store = nil
+	m.store, err = raft.OpenStore("/data", raft.StoreOptions{
+		FS: m.disk.mount(), CacheBytes: 1 << 20, MemTableBytes: 1 << 20, BallastBytes: -1, MinFreeBytes: 1 << 20,
+		DisableAutomaticCompactions: true, FailStop: func(err error) { m.stopped = err }, Logger: s.logger,
+	})
+	if err != nil {
+		return err
+	}
+	if _, id := m.store.Identity(); id == 0 {
+		if m.joins {
+			err = m.store.Join(s.cluster, m.id)
+		} else {
+			err = m.store.Bootstrap(s.cluster, m.id, s.founders)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	m.count = &server.Counters{}
+	m.core = nil
+	if m.master, err = server.NewMaster(m.config()); err != nil {
+		return err
+	}
+	m.core, err = raft.NewCore(raft.CoreConfig{
+		ID: m.id, ClusterID: s.cluster, ElectionTicks: electionTicks, Machine: machine{m.master, m}, Send: m.send,
+		OnRead: m.readDone, OnLeadership: m.onLeadership, LogKeepEntries: s.mix.keepLog, Logger: s.logger,
+	}, m.store)
+	return err
+}
+
+// refused is what an operator does with a member that does not start: once more, since a read may have failed, and then
+// it is replaced.
+func (m *member) refused(err error) {
+	s := m.s
+	s.trace("refuses to start", m.id, 0)
+	s.logf("member %d does not start: %v", m.id, err)
+	m.life.kill()
+	m.life = nil
+	if !m.rotten && s.cover.Faults[diskMisread.String()] == 0 && !storageFault(err) {
+		s.fail("start", "member %d, whose disk is sound, does not start: %v", m.id, err)
+		return
+	}
+	s.cover.Refusals++
+	m.starting++
+	m.disk.crash(100, false)
+	if m.starting < 2 && !m.rotten {
+		s.after(sec, s.world, func() { m.restart() })
+		return
+	}
+	s.replace(m)
+}
+
+func storageFault(err error) bool { return strings.Contains(err.Error(), errIO.Error()) }
+
+func (m *member) config() server.MasterConfig {
+	s := m.s
+	return server.MasterConfig{
+		Clock: &m.clock, Store: m.store.State(), Logger: s.logger, Counters: m.count,
+		Propose: m.propose, Wake: m.wake, Leader: m.leader, Describe: m.describe,
+		Host: server.Host{
+			BootID: hostBoot, PIDNamespace: hostNamespace,
+			Dead: func(pid int, _ uint64) bool { return s.processDead(uint64(pid)) },
+		},
+		Watch:       func(id meta.SessionID, p meta.Process) { m.watched[id] = p },
+		Unwatch:     func(id meta.SessionID) { delete(m.watched, id) },
+		DeviceReady: func(d meta.DeviceID, _ string, generation uint64) bool { return s.deviceReady(d, generation) },
+		Random:      s.rngMaster.Uint64,
+		MaxLease:    time.Duration(electionSpan), DefaultLease: 500 * time.Millisecond, SessionTTL: time.Duration(sessionTTL),
+		FlushInterval: 500 * time.Millisecond, TouchInterval: 200 * time.Millisecond, TouchBudget: 1000,
+		AllocTimeout: 2 * time.Second,
+	}
+}
+
+// schedule starts the process's clocks.
+func (m *member) schedule() {
+	s := m.s
+	var raftTick, tend func()
+	raftTick = func() {
+		m.raftTick()
+		s.after(m.clock.length(tick), m.life, raftTick)
+	}
+	tend = func() {
+		if !m.silent() {
+			m.master.Tick()
+		}
+		s.after(m.clock.length(masterTick), m.life, tend)
+	}
+	s.after(s.rngSetup.Int64N(tick), m.life, raftTick)
+	s.after(s.rngSetup.Int64N(masterTick), m.life, tend)
+	m.poke()
+}
+
+func (m *member) raftTick() {
+	m.ticks++
+	m.core.Tick()
+	m.reads.tick(m)
+	if m.ticks%spaceTicks == 0 {
+		m.store.PollSpace()
+	}
+	if m.ticks%flushTicks == 0 && !m.store.Space().Critical {
+		m.enter(func() { m.note(m.core.Flush()) })
+	}
+	m.poke()
+}
+
+// poke makes the member work through what raft has ready. With a slow disk that takes long, and so comes late.
+func (m *member) poke() {
+	if m.poked || !m.up() {
+		return
+	}
+	m.poked = true
+	d := int64(0)
+	if m.s.now < m.slowTo {
+		d = m.slow
+	}
+	m.s.after(d, m.life, m.process)
+}
+
+func (m *member) process() {
+	m.poked = false
+	more := true
+	for n := 0; more && n < processRounds && m.up() && !m.silent(); n++ {
+		ok := false
+		m.enter(func() {
+			var err error
+			more, err = m.core.Process()
+			m.note(err)
+			ok = true
+		})
+		more = more && ok
+	}
+	if m.settled(); more && m.up() {
+		m.poke()
+	}
+}
+
+// settled looks what has become of the process after it has worked.
+func (m *member) settled() {
+	if !m.up() {
+		return
+	}
+	switch {
+	case m.disk.lost():
+		m.powerOff(0, false)
+		return
+	case m.stopped != nil:
+		m.halt(m.stopped)
+		return
+	case m.core.Removed():
+		m.s.trace("removed", m.id, 0)
+		m.s.retire(m)
+		return
+	}
+	m.s.checkReplica(m)
+	m.reads.applied(m)
+	if m.core.LeadTerm() == 0 {
+		m.reads.fenced, m.reads.deadline = false, 0
+	}
+	for _, c := range m.conns {
+		c.p.wake()
+	}
+}
+
+// note takes note of an error of raft's: what concerns a sender only has no effect, anything else stops the member.
+func (m *member) note(err error) {
+	var bad *raft.BadMessageError
+	if err == nil || errors.As(err, &bad) || errors.Is(err, raft.ErrSnapshotInvalid) || errors.Is(err, raft.ErrDiskFull) {
+		return
+	}
+	if m.stopped == nil {
+		m.stopped = err
+	}
+	m.poke()
+}
+
+// halt ends a process whose storage failed. It starts again from what the disk holds; what was not synced may be gone.
+func (m *member) halt(err error) {
+	s := m.s
+	s.trace("halts", m.id, 0)
+	s.logf("member %d halts: %v", m.id, err)
+	if !m.rotten && s.cover.Faults[diskIO.String()] == 0 && s.cover.Faults[diskMisread.String()] == 0 {
+		s.fail("storage", "member %d, whose disk is sound, stops: %v", m.id, err)
+	}
+	var lost *raft.LostDataError
+	var corrupt *raft.CorruptionError
+	if errors.As(err, &lost) || errors.As(err, &corrupt) {
+		m.rotten = true
+	}
+	m.powerOff(m.disk.rng.IntN(101), false)
+}
+
+// powerOff ends the process, with the loss of what its disk had not synced, and starts it again after a while.
+func (m *member) powerOff(keep int, torn bool) {
+	m.down(keep, torn)
+	s := m.s
+	s.after(s.rngFaults.Int64N(5*sec), s.world, m.restart)
+}
+
+// down ends the process.
+func (m *member) down(keep int, torn bool) {
+	s := m.s
+	m.disk.crash(keep, torn)
+	s.cover.PowerLosses++
+	s.trace("power off", m.id, uint64(keep))
+	if m.life != nil {
+		m.life.kill()
+	}
+	m.life = nil
+	for _, c := range m.conns {
+		c.reset(s.net.rng.IntN(3) > 0)
+	}
+	m.conns = nil
+	if m.store != nil {
+		m.abandon(m.store)
+	}
+	m.store, m.core, m.master = nil, nil, nil
+}
+
+// abandon closes a store whose disk is gone; errors are those of the disk.
+func (m *member) abandon(st *raft.Store) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() { _ = recover() }()
+		_ = st.Close()
+	}()
+	<-done
+	synctest.Wait()
+}
+
+// restart starts the process again, unless it runs or the member is gone.
+func (m *member) restart() {
+	if m.s.members[m.id] == m && !m.up() && !m.s.expelled[m.id] {
+		m.start()
+	}
+}
+
+// send is raft's way to the network.
+func (m *member) send(msgs []*pb.Message) {
+	if m.silent() {
+		return
+	}
+	for _, msg := range msgs {
+		if msg.GetType() == pb.MsgSnap {
+			m.s.after(m.s.net.rng.Int64N(20*ms), m.life, func() { m.sendSnapshot(msg) })
+			continue
+		}
+		m.s.net.send(m, msg, nil)
+	}
+}
+
+// sendSnapshot streams the state to a follower.
+func (m *member) sendSnapshot(msg *pb.Message) {
+	var buf bytes.Buffer
+	var err error
+	var at *pb.SnapshotMetadata
+	m.enter(func() { at, err = m.core.WriteSnapshot(&buf) })
+	if m.silent() || m.settledAfter(err) {
+		return
+	}
+	if err != nil {
+		m.reportSnapshot(msg.GetTo(), false)
+		return
+	}
+	msg.Snapshot = &pb.Snapshot{Metadata: at}
+	m.s.net.send(m, msg, buf.Bytes())
+}
+
+func (m *member) settledAfter(error) bool {
+	if m.disk.lost() || m.stopped != nil {
+		m.settled()
+		return true
+	}
+	return false
+}
+
+func (m *member) reportSnapshot(to uint64, ok bool) {
+	if m.core != nil {
+		m.core.ReportSnapshot(to, ok)
+		m.poke()
+	}
+}
+
+// propose is the Master's way into the log, as raft.Node.ProposeIn.
+func (m *member) propose(in uint64, data []byte) (index, term uint64, err error) {
+	if in != 0 && m.core.LeadTerm() != in {
+		return 0, 0, &raft.NotLeaderError{Leader: m.core.Status().Leader}
+	}
+	index, term, err = m.core.Propose(data)
+	if _, before := m.s.proposals[index]; err == nil && !before {
+		m.s.proposals[index] = m.s.now
+	}
+	m.poke()
+	return index, term, err
+}
+
+// wake is the Master's wish to be pumped.
+func (m *member) wake() {
+	if m.pumping || !m.up() {
+		return
+	}
+	m.pumping = true
+	m.s.after(m.s.net.rng.Int64N(ms/5), m.life, func() {
+		m.pumping = false
+		if !m.silent() {
+			m.master.Pump()
+			m.poke()
+		}
+	})
+}
+
+// leader implements server.MasterConfig.Leader.
+func (m *member) leader() (addr string, id uint64) {
+	if m.core == nil {
+		return "", 0
+	}
+	id = m.core.Status().Leader
+	if id == 0 || id == m.id && !m.master.Serving() {
+		return "", id
+	}
+	return addrOf(id), id
+}
+
+func (m *member) describe(r *protocol.HandshakeReply) {
+	r.RMAddress, r.ServerVersion, r.Pool = addrOf(m.id), "sim", "pool"
+	if m.core == nil {
+		return
+	}
+	st := m.core.Status()
+	r.Leader = st.Leader
+	for _, x := range st.Members {
+		r.Members = append(r.Members, protocol.Member{ID: x.ID, Addr: addrOf(x.ID), Learner: x.Learner})
+	}
+}
+
+func (m *member) onLeadership(leads bool, term uint64) {
+	m.s.trace("leads", m.id, term)
+	if m.silent() {
+		return
+	}
+	m.master.OnLeadership(leads, term)
+	if leads {
+		m.s.cover.Leaders++
+		m.s.leads(m, term)
+		m.life.spawn(func(p *proc) { m.manage(p, term) })
+	}
+	for _, c := range m.conns {
+		c.p.wake()
+	}
+}
+
+// machine is the Master as raft drives it; what it applies is compared with what all others apply.
+type machine struct {
+	*server.Master
+	m *member
+}
+
+// Apply implements raft.Machine.
+func (x machine) Apply(index, term uint64, data []byte) error {
+	s := x.m.s
+	if x.m.silent() {
+		return nil // the process is gone, and its state is thrown away
+	}
+	s.committed(x.m, index, term, data)
+	return x.Master.Apply(index, term, data)
+}
+
+// do logs a command of the shell's own and waits for its result.
+func (m *member) do(p *proc, cmd meta.Command) (result []byte, code protocol.Code) {
+	done := false
+	err := m.master.Do(cmd, func(c protocol.Code, b []byte) {
+		done, code, result = true, c, append([]byte(nil), b...)
+		p.wake()
+	})
+	if err != nil {
+		return nil, protocol.CodeOf(err)
+	}
+	p.wait(func() bool { return done })
+	return result, code
+}
+
+var discard = slog.New(slog.DiscardHandler)

@@ -1,0 +1,531 @@
+package simtest
+
+import (
+	"larder/protocol"
+)
+
+// worker does one operation after the other.
+func (c *client) worker(p *proc) {
+	s := c.s
+	for {
+		p.sleep(int64(c.rng.ExpFloat64() * float64(s.mix.think)))
+		if s.quiet {
+			return // no more is begun in the end
+		}
+		p.wait(func() bool { return c.sess != nil })
+		if now := c.clock.Boottime(); now < c.silentTo {
+			p.sleep(c.silentTo - now)
+			continue
+		}
+		key := s.keys[c.rng.IntN(len(s.keys))]
+		c.busy++
+		switch n := c.rng.IntN(100); {
+		case n < s.mix.putShare:
+			c.put(p, key)
+		case n < s.mix.putShare+s.mix.deleteShare:
+			c.remove(p, key)
+		case n < 88:
+			c.get(p, key)
+		case n < 93:
+			c.exists(p, key)
+		case n < 97:
+			c.pin(p, key)
+		case n == 97 && c.rng.IntN(4) == 0:
+			c.clear(p)
+		case n == 98 && c.rng.IntN(3) == 0:
+			if len(c.pool.list) > 0 {
+				c.giveBack(p, c.pool.list[c.rng.IntN(len(c.pool.list))])
+			}
+		case n == 99 && c.rng.IntN(6) == 0:
+			c.goodbye(p)
+		}
+		c.busy--
+	}
+}
+
+// put stores a value of one to three pages.
+func (c *client) put(p *proc, key string) {
+	s := c.s
+	n := 1 + c.rng.IntN(3)*c.rng.IntN(2)
+	s.versions++
+	v := stamp{key: key, version: s.versions, writer: c.pid}
+	op := s.linear.begin(c, opPut, key, v.version)
+	for round := 0; ; round++ {
+		if round > 0 {
+			p.sleep(c.backoff(round))
+		}
+		ss := c.sess
+		t, found, e := c.acquire(p, ss, key, n)
+		if e != nil {
+			if e.Code == codeExpired && round < 20 {
+				continue
+			}
+			s.linear.cancel(op) // nothing of it was ever registered
+			s.cover.op("put", e)
+			return
+		}
+		stored, again, e := c.store(p, ss, t, key, v, n, found)
+		if again && round < 20 {
+			continue
+		}
+		s.cover.op("put", e)
+		switch {
+		case e != nil && answeredNo(e) || again:
+			s.linear.cancel(op)
+		case e != nil:
+			s.linear.unknown(op)
+		default:
+			s.linear.end(op, output{done: stored, version: v.version})
+		}
+		return
+	}
+}
+
+// writable waits until stores of a session may go on.
+func (c *client) writable(p *proc, ss *csession) bool {
+	for !ss.ended && !ss.alive(c.clock.Boottime()) {
+		c.s.cover.Suspended++
+		p.sleep(20 * ms)
+	}
+	return !ss.ended
+}
+
+// store writes a value into its pages and registers it. again says that it was not, for a reason that passes.
+func (c *client) store(p *proc, ss *csession, t run, key string, v stamp, n int, found bool) (
+	stored, again bool, e *protocol.Error,
+) {
+	entry := protocol.RegisterEntry{Key: []byte(key), Touch: found}
+	if !c.writable(p, ss) {
+		c.pool.release(t)
+		return false, true, nil
+	}
+	if !found {
+		if !c.write(p, t, v) {
+			return false, true, nil
+		}
+		entry.RegionID, entry.Epoch, entry.KVOffset = t.r.id, t.r.epoch, uint64(t.page)*pageSize
+		entry.KVLength = uint64(n-1)*pageSize + 1 + c.rng.Uint64N(pageSize)
+		t.r.key[t.page] = key
+		t.r.note(t.page, t.n)
+	}
+	if !c.writable(p, ss) {
+		c.pool.release(t)
+		return false, true, nil
+	}
+	req := &protocol.RegisterRequest{Entries: []protocol.RegisterEntry{entry}}
+	var rep protocol.RegisterReply
+	read := func(b []byte) (*protocol.Error, error) {
+		err := rep.DecodeAs(b, protocol.TypeBatchRegister)
+		return &rep.Error, err
+	}
+	m := &mutation{
+		typ: protocol.TypeBatchRegister, mut: &req.Mutation, what: []string{key}, read: read,
+		body:   func() []byte { return req.AppendAs(nil, protocol.TypeBatchRegister) },
+		orphan: func(b []byte, canceled bool) { c.lateStore(t, b, canceled) },
+	}
+	e = c.mutate(p, ss, m)
+	if m.left {
+		return false, false, e
+	}
+	if e != nil {
+		c.pool.release(t)
+		return false, false, e
+	}
+	return c.outcome(t, &rep.Results[0])
+}
+
+// outcome acts on the answer to a REGISTER.
+func (c *client) outcome(t run, r *protocol.RegisterResult) (stored, again bool, e *protocol.Error) {
+	switch r.Code {
+	case protocol.CodeOK, protocol.CodeDuplicate:
+		if r.IsNew {
+			c.pool.use(t)
+			return true, false, nil
+		}
+		c.pool.release(t)
+		return false, false, nil
+	case protocol.CodeStaleEpoch, protocol.CodeStaleGeneration, protocol.CodeRevoking, protocol.CodeNotOwner:
+		if t.n > 0 {
+			c.disown(t.r)
+		}
+		return false, true, nil
+	case protocol.CodeOverlap:
+		return false, true, nil // something unknown lies there: the pages stay taken until a reconnect tells
+	case protocol.CodeNotFound:
+		return false, true, nil
+	default:
+		c.pool.release(t)
+		return false, false, &protocol.Error{Code: r.Code}
+	}
+}
+
+// lateStore hears of a REGISTER that was given up.
+func (c *client) lateStore(t run, body []byte, canceled bool) {
+	var rep protocol.RegisterReply
+	known := body != nil && rep.DecodeAs(body, protocol.TypeBatchRegister) == nil && len(rep.Results) == 1
+	switch {
+	case t.n == 0:
+	case canceled, known && !rep.Results[0].IsNew && rep.Results[0].Code != protocol.CodeOverlap:
+		c.pool.release(t)
+	case known && rep.Results[0].IsNew:
+		c.pool.use(t)
+	}
+}
+
+// disown gives up a region in which a store was refused.
+func (c *client) disown(r *cregion) {
+	if r.lost {
+		return
+	}
+	c.pool.forget(r)
+	c.later(func(p *proc) { c.pool.giveUp(p, r) })
+}
+
+// write copies a value into its pages, one after the other.
+func (c *client) write(p *proc, t run, v stamp) bool {
+	if !c.pool.beginCopy(t.r) {
+		return false
+	}
+	for i := range t.n {
+		c.s.write(c, t.r, t.page+i, v)
+		c.dally(p)
+	}
+	c.pool.endCopy(t.r)
+	return true
+}
+
+// dally takes the time that copying a page takes: seldom very long.
+func (c *client) dally(p *proc) {
+	d := c.rng.Int64N(ms / 2)
+	if c.rng.IntN(50) == 0 {
+		d = c.rng.Int64N(300 * ms)
+	}
+	p.sleep(d)
+}
+
+// acquire gets pages: free ones, or what a master gives. found says that the key is held already.
+func (c *client) acquire(p *proc, ss *csession, key string, n int) (t run, found bool, e *protocol.Error) {
+	for stuck := 0; ; stuck++ {
+		if ss.ended {
+			return run{}, false, &protocol.Error{Code: codeExpired}
+		}
+		c.pool.wake()
+		t, ok := c.pool.take(n)
+		if ok {
+			return t, false, nil
+		}
+		if c.allocating {
+			if !p.waitFor(func() bool { return !c.allocating }, 5*sec) {
+				continue
+			}
+			continue
+		}
+		if stuck > 30 {
+			return run{}, false, &protocol.Error{Code: protocol.CodeNoSpace}
+		}
+		found, e := c.alloc(p, ss, key, n, stuck%3 == 2)
+		if found || e != nil && (e.Code == codeExpired || e.Code == codeQuit) {
+			return run{}, found, e
+		}
+		if e != nil || stuck > 0 {
+			p.sleep(c.backoff(stuck) + 5*ms)
+		}
+	}
+}
+
+// alloc makes one REQUEST_ALLOC.
+func (c *client) alloc(p *proc, ss *csession, key string, n int, whole bool) (found bool, e *protocol.Error) {
+	c.allocating = true
+	c.pool.asking++
+	defer func() {
+		c.allocating = false
+		c.wakeAll()
+	}()
+	req := &protocol.AllocRequest{
+		InstanceID: c.instance, PageSize: pageSize, Size: 8 * pageSize, RunPages: uint64(n), Evict: true,
+		Whole: whole && n > 1, FreePages: uint64(c.pool.free(n)), TimeoutMS: 500 + c.rng.Uint64N(2000),
+	}
+	if c.rng.IntN(2) == 0 && !req.Whole {
+		req.Keys = [][]byte{[]byte(key)}
+	} else {
+		req.NeedPages = uint64(n)
+	}
+	var rep protocol.AllocReply
+	told := func() {
+		if c.pool.asking--; c.pool.asking == 0 {
+			clear(c.pool.gone)
+		}
+	}
+	m := &mutation{
+		typ: protocol.TypeRequestAlloc, mut: &req.Mutation, wait: 3 * sec,
+		body: func() []byte { return req.Append(nil) },
+		read: func(b []byte) (*protocol.Error, error) {
+			rep = protocol.AllocReply{}
+			err := rep.Decode(b)
+			return &rep.Error, err
+		},
+		orphan: func(b []byte, _ bool) {
+			var late protocol.AllocReply
+			if b != nil && late.Decode(b) == nil && late.Code == 0 {
+				c.later(func(p *proc) {
+					c.takeIn(p, ss, &late)
+					told()
+				})
+				return
+			}
+			told()
+		},
+	}
+	e = c.mutate(p, ss, m)
+	c.s.cover.op("alloc", e)
+	if m.left {
+		return false, e
+	}
+	defer told()
+	if e != nil {
+		return false, e
+	}
+	c.s.cover.Phases[min(rep.Phase, 3)]++
+	c.takeIn(p, ss, &rep)
+	return len(rep.Found) == 1 && rep.Found[0], nil
+}
+
+// takeIn enters what a REQUEST_ALLOC brought into the books.
+func (c *client) takeIn(p *proc, ss *csession, rep *protocol.AllocReply) {
+	for i := range rep.Evicted {
+		c.pool.freed(&rep.Evicted[i])
+	}
+	if rep.Region.Length > 0 {
+		region := rep.Region
+		c.pool.add(p, ss, &region)
+	}
+	c.wakeAll()
+}
+
+// get reads a value: it looks the key up, copies page by page, and counts the bytes only if all is well afterwards.
+func (c *client) get(p *proc, key string) {
+	s := c.s
+	var leaseMS uint64
+	for range 8 {
+		op := s.linear.begin(c, opGet, key, 0)
+		r, sentAt, e := c.lookup(p, key, leaseMS)
+		if e != nil {
+			s.linear.cancel(op)
+			s.cover.op("get", e)
+			return
+		}
+		if !r.Found {
+			s.linear.end(op, output{})
+			s.cover.op("miss", nil)
+			return
+		}
+		d := int64(r.LeaseMS) * ms
+		got, good := c.copyOut(p, key, r, sentAt+d-margin(d))
+		if r.Lease != 0 && len(c.releases) < 64 {
+			c.releases = append(c.releases, r.Lease)
+		}
+		if good == readLate {
+			s.linear.cancel(op)
+			s.cover.Late++
+			leaseMS = 2 * max(r.LeaseMS, 1)
+			continue
+		}
+		if good == readBad {
+			s.linear.cancel(op)
+			s.cover.op("get-lost", nil)
+			return
+		}
+		s.linear.end(op, output{done: true, version: got})
+		s.cover.op("get", nil)
+		return
+	}
+	s.cover.op("get-late", nil)
+}
+
+// Outcomes of a copy.
+const (
+	readGood = iota
+	readBad  // the bytes did not survive: a miss
+	readLate // the lease ended first
+)
+
+func (c *client) lookup(p *proc, key string, leaseMS uint64) (*protocol.LookupResult, int64, *protocol.Error) {
+	req := protocol.LookupRequest{Keys: [][]byte{[]byte(key)}, LeaseMS: leaseMS}
+	if leaseMS == 0 && c.rng.IntN(3) == 0 {
+		req.LeaseMS = 5 + c.rng.Uint64N(900)
+	}
+	if c.rng.IntN(2) == 0 {
+		req.Release, c.releases = c.releases, nil
+	}
+	typ := protocol.TypeLookup
+	if c.rng.IntN(3) == 0 {
+		typ, req.Packed = protocol.TypeBatchLookup, true
+	}
+	var rep protocol.LookupReply
+	sentAt, _, e := c.roundTrip(p, nil, typ, func() []byte { return req.AppendAs(nil, typ) }, 0, c.patience(),
+		func(b []byte) (*protocol.Error, error) {
+			err := rep.DecodeAs(b, typ)
+			if err == nil && rep.Code == 0 && len(rep.Results) != 1 {
+				c.s.fail("wire", "a lookup of one key has %d results", len(rep.Results))
+			}
+			return &rep.Error, err
+		})
+	if e != nil {
+		return nil, 0, e
+	}
+	r := rep.Results[0]
+	return &r, sentAt, nil
+}
+
+// copyOut copies an entry under its lease, which ends at a time of the client's clock.
+func (c *client) copyOut(p *proc, key string, r *protocol.LookupResult, end int64) (version uint64, outcome int) {
+	s := c.s
+	mem := c.mapped(r.Device, r.Generation)
+	if mem == nil {
+		return 0, readBad
+	}
+	from := (r.Offset + r.KVOffset) / pageSize
+	n := (r.KVLength + pageSize - 1) / pageSize
+	l := s.leaseBegins(c, mem, from, n, end, key)
+	defer s.leaseEnds(l)
+	var got []stamp
+	for i := range n {
+		c.dally(p)
+		got = append(got, mem.pages[from+i])
+	}
+	switch {
+	case mem.generation != r.Generation:
+		s.cover.GenerationMisses++
+		return 0, readBad
+	case c.clock.Boottime() >= end:
+		return 0, readLate
+	}
+	return s.accepted(c, key, got), readGood
+}
+
+// exists asks whether a key is held, of any member.
+func (c *client) exists(p *proc, key string) {
+	s := c.s
+	op := s.linear.begin(c, opExists, key, 0)
+	req := protocol.KeysRequest{Keys: [][]byte{[]byte(key)}}
+	var rep protocol.KeysReply
+	_, _, e := c.roundTrip(p, nil, protocol.TypeBatchExists,
+		func() []byte { return req.AppendAs(nil, protocol.TypeBatchExists) }, 0, c.patience(),
+		func(b []byte) (*protocol.Error, error) {
+			err := rep.DecodeAs(b, protocol.TypeBatchExists)
+			return &rep.Error, err
+		})
+	s.cover.op("exists", e)
+	if e != nil {
+		s.linear.cancel(op)
+		return
+	}
+	s.linear.end(op, output{done: rep.Results[0]})
+}
+
+// remove deletes a key.
+func (c *client) remove(p *proc, key string) {
+	s := c.s
+	ss := c.sess
+	op := s.linear.begin(c, opDelete, key, 0)
+	req := &protocol.KeysRequest{Keys: [][]byte{[]byte(key)}}
+	var rep protocol.KeysReply
+	read := func(b []byte) (*protocol.Error, error) {
+		rep = protocol.KeysReply{}
+		err := rep.DecodeAs(b, protocol.TypeBatchDelete)
+		return &rep.Error, err
+	}
+	reclaim := func() {
+		for i := range rep.Freed {
+			c.pool.freed(&rep.Freed[i])
+		}
+	}
+	m := &mutation{
+		typ: protocol.TypeBatchDelete, mut: &req.Mutation, what: []string{key}, del: true, read: read,
+		body: func() []byte { return req.AppendAs(nil, protocol.TypeBatchDelete) },
+		orphan: func(b []byte, _ bool) {
+			if b != nil {
+				if _, err := read(b); err == nil {
+					reclaim()
+				}
+			}
+		},
+	}
+	e := c.mutate(p, ss, m)
+	s.cover.op("delete", e)
+	switch {
+	case e == nil:
+		reclaim()
+		if !rep.Results[0] {
+			// It was absent, or pinned: a reply does not say which of them.
+			s.linear.cancel(op)
+			return
+		}
+		s.linear.end(op, output{done: true})
+	case answeredNo(e):
+		s.linear.cancel(op)
+	default:
+		s.linear.unknown(op)
+	}
+}
+
+// pin pins a key for as long as the session lasts, or undoes that.
+func (c *client) pin(p *proc, key string) {
+	s := c.s
+	ss := c.sess
+	typ := protocol.TypeBatchPin
+	if c.pins[key] {
+		typ = protocol.TypeBatchUnpin
+	}
+	if typ == protocol.TypeBatchUnpin {
+		s.unpin(c, key)
+		delete(c.pins, key)
+	} else if len(c.pins) >= 2 {
+		return
+	}
+	req := &protocol.KeysRequest{Keys: [][]byte{[]byte(key)}}
+	var rep protocol.KeysReply
+	e := c.mutate(p, ss, &mutation{
+		typ: typ, mut: &req.Mutation, body: func() []byte { return req.AppendAs(nil, typ) },
+		read: func(b []byte) (*protocol.Error, error) {
+			rep = protocol.KeysReply{}
+			err := rep.DecodeAs(b, typ)
+			return &rep.Error, err
+		},
+	})
+	s.cover.op(typ.String(), e)
+	if e == nil && typ == protocol.TypeBatchPin && rep.Results[0] && c.sess == ss {
+		c.pins[key] = true
+		s.pinned(c, key)
+	}
+}
+
+// clear drops everything whose key begins with some letter.
+func (c *client) clear(p *proc) {
+	req := &protocol.ClearRequest{Prefix: []byte(c.s.keys[c.rng.IntN(len(c.s.keys))][:1])}
+	e := c.mutate(p, c.sess, &mutation{
+		typ: protocol.TypeClear, mut: &req.Mutation, body: func() []byte { return req.Append(nil) }, read: readSuccess,
+	})
+	c.s.cover.op("clear", e)
+}
+
+// giveBack returns a region to the pool with what is in it.
+func (c *client) giveBack(p *proc, r *cregion) {
+	c.pool.giveUp(p, r)
+	c.returnRegion(p, c.sess, r.id)
+}
+
+// goodbye ends the session, of which nothing is used from then on; the connector opens another.
+func (c *client) goodbye(p *proc) {
+	ss := c.sess
+	x := c.conn
+	if x == nil || ss.ended {
+		return
+	}
+	c.endSession(p, ss)
+	req := &protocol.GoodbyeRequest{Mutation: protocol.Mutation{Seq: ss.nextSeq, Acked: ss.acked()}}
+	ss.nextSeq++
+	_, e := c.attempt(p, x, protocol.TypeGoodbye, req.Append(nil), 0, readSuccess)
+	c.s.cover.op("goodbye", e)
+	x.lost("goodbye")
+}

@@ -1,0 +1,141 @@
+package simtest
+
+// Bounds of the second phase.
+const (
+	electionBound = 3 * 2 * electionSpan // a leader within three election timeouts, jitter doubles each
+	peaceBound    = 120 * sec            // everything that is pending comes to an end
+)
+
+// peace ends all faults and checks that the cluster comes to rest.
+func (s *sim) peace() {
+	s.quiet = true
+	s.trace("peace", 0, 0)
+	for _, l := range s.net.links {
+		l.cut, l.clogged, l.slowTo = 0, 0, 0
+	}
+	s.linkSlowTo = 0
+	for _, m := range s.sorted() {
+		m.disk.full(false)
+		m.disk.mu.Lock()
+		m.disk.crashIn, m.disk.failIn, m.disk.misreadIn = 0, 0, 0
+		m.disk.mu.Unlock()
+		m.slowTo, m.lagging = 0, false
+		if m.life != nil {
+			m.life.resume()
+		}
+		m.restart()
+	}
+	for i, c := range s.clients {
+		if c == nil || c.life.dead {
+			s.newClient(i)
+			continue
+		}
+		c.deaf, c.silentTo = false, 0
+		c.life.resume()
+		if x := c.conn; x != nil && (x.up.cut || x.server != nil && x.server.down.cut) {
+			x.lost("healed")
+		}
+	}
+	s.await("a leader is elected", electionBound+2*sec, func() bool { return s.leader() != nil })
+	s.await("the operator is done", peaceBound, func() bool { return !s.operator.busy() })
+	s.await("all operations end", peaceBound, s.idle)
+	s.await("devices are in service", peaceBound, s.devicesReady)
+	s.await("clients are connected", peaceBound, s.connected)
+	s.readAll()
+	s.await("replicas agree", peaceBound, s.agree)
+	s.compareBooks()
+}
+
+// await lets the cluster run until something holds.
+func (s *sim) await(what string, bound int64, cond func() bool) {
+	end := s.now + bound
+	for s.violation == nil && !cond() {
+		if s.now >= end {
+			s.fail("liveness", "%s: not within %d s after the faults", what, bound/sec)
+			return
+		}
+		s.until(min(end, s.now+100*ms))
+	}
+}
+
+// idle says that no operation is in progress, and none is being undone.
+func (s *sim) idle() bool {
+	for _, c := range s.clients {
+		if c == nil || c.busy > 0 || c.pool.asking > 0 || c.sess == nil || len(c.sess.open) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *sim) connected() bool {
+	for _, c := range s.clients {
+		if c.conn == nil || c.sess == nil || c.sess.ended {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *sim) devicesReady() bool {
+	for _, d := range s.devices {
+		if d.lost || d.mem.generation == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// readAll reads every key once more.
+func (s *sim) readAll() {
+	left := 0
+	for i, key := range s.keys {
+		c := s.clients[i%len(s.clients)]
+		left++
+		c.later(func(p *proc) {
+			c.get(p, key)
+			left--
+		})
+	}
+	s.await("every key is read", peaceBound, func() bool { return left == 0 })
+}
+
+// agree says that all members have applied the same.
+func (s *sim) agree() bool {
+	for _, m := range s.sorted() {
+		if !m.up() || m.at != s.log.last() {
+			return false
+		}
+	}
+	return true
+}
+
+// compareBooks compares what clients think of their pages with what the index says: no page is leaked.
+func (s *sim) compareBooks() {
+	if s.violation != nil {
+		return
+	}
+	for _, c := range s.clients {
+		for _, r := range c.pool.list {
+			info, ok := s.log.state.Region(regionID(r.id))
+			if !ok || info.Epoch != r.epoch || uint64(info.Owner) != c.sess.id {
+				continue // a REVOKE is on its way
+			}
+			there := make([]bool, len(r.state))
+			occupied := s.log.state.Occupied(regionID(r.id))
+			for i := 0; i+1 < len(occupied); i += 2 {
+				for j := occupied[i] / pageSize; j < (occupied[i]+occupied[i+1])/pageSize; j++ {
+					there[j] = true
+				}
+			}
+			for i, is := range there {
+				if is && r.state[i] == pageFree {
+					s.fail("books", "page %d of region %d is occupied, and its owner thinks that it is free", i, r.id)
+				}
+				if !is && r.state[i] == pageUsed && s.mix.push {
+					s.fail("books", "page %d of region %d is free, and its owner was not told", i, r.id)
+				}
+			}
+		}
+	}
+}
