@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"larder/meta/policy"
+	"larder/protocol"
 )
 
 // Store is where the state is kept between restarts.
@@ -198,6 +199,9 @@ func (h *head) decode(d *decoder) error {
 	for n := d.count(3); n > 0; n-- {
 		h.marks = append(h.marks, clearMark{d.string(), clone(d.bytes()), d.uvarint()})
 	}
+	if uint64(h.slots) > h.births {
+		d.fail() // a slot is taken by a birth: memory for them all is got before they are seen
+	}
 	return d.end()
 }
 
@@ -386,12 +390,12 @@ func (m *Machine) loadRegion(r *region) error {
 }
 
 func (m *Machine) loadEntries(store Store) error {
-	var flushed []uint64 // by slot: the applied index of the flush that wrote the record
+	flushed := make([]uint64, m.head.slots) // by slot: the applied index of the flush that wrote the record
 	if err := store.Scan([]byte{recEntry}, func(k, v []byte) error {
 		key, d := decoder{b: k[1:]}, decoder{b: v}
 		slot := key.be32()
-		for int(slot) >= len(flushed) {
-			flushed = append(flushed, 0)
+		if slot >= m.head.slots {
+			return fmt.Errorf("entry %d of %d: %w", slot, m.head.slots, ErrCorrupt)
 		}
 		flushed[slot] = d.uvarint()
 		if err := m.loadEntry(slot, &d); err != nil || key.end() != nil {
@@ -452,7 +456,7 @@ func (m *Machine) loadEntry(slot Slot, d *decoder) error {
 	expires, added, checksum, flags := d.uvarint(), d.uvarint(), d.u64(), d.byte()
 	r, ctx := m.regions[regionID], m.contexts[ctxID]
 	if d.err != nil || r == nil || ctx == nil || birth == 0 || length == 0 || offset%r.pageSize != 0 ||
-		offset > r.length || length > r.length-offset {
+		offset > r.length || length > r.length-offset || len(key) > protocol.MaxKeyBytes {
 		return ErrCorrupt
 	}
 	x := m.table.insert(slot, key, m.table.hashOf(ctx.tenant.salt, key))

@@ -283,7 +283,7 @@ func (r *region) load(key, value *decoder) {
 	r.bornMS, r.markedFor = value.uvarint(), SessionID(value.uvarint())
 	r.generation = value.u64()
 	r.head = None
-	if r.pageSize == 0 || r.state == 0 || int(r.state) >= len(regionStates) {
+	if r.pageSize == 0 || r.state == 0 || int(r.state) >= len(regionStates) || r.pages() > MaxRegionPages {
 		value.fail()
 	}
 }
