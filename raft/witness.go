@@ -126,7 +126,7 @@ func isZero(b []byte) bool {
 
 func decodeWitness(b []byte) (witnessRecord, bool) {
 	b, err := unseal("witness", b)
-	if err != nil || binary.BigEndian.Uint64(b) != witnessMagic {
+	if err != nil || len(b) != witnessBytes-4 || binary.BigEndian.Uint64(b) != witnessMagic {
 		return witnessRecord{}, false
 	}
 	u := func(i int) uint64 { return binary.BigEndian.Uint64(b[8*i:]) }
