@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // Size is a number of bytes. Its text form has a unit: "64KiB", "1.5GiB", "4096B".
@@ -206,6 +207,9 @@ func setValues(field reflect.Value, values []string) error {
 
 // setScalar sets a field that is not a list from text.
 func setScalar(field reflect.Value, text string) error {
+	if !utf8.ValidString(text) {
+		return fmt.Errorf("%q is not UTF-8 text, which is all that a configuration file can hold", clip(text))
+	}
 	var err error
 	switch p := field.Addr().Interface().(type) {
 	case *string:
