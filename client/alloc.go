@@ -436,7 +436,7 @@ func (c *Client) addRegion(s *session, given *protocol.Region) error {
 		return fmt.Errorf("%w: device %d of the pool, or its present generation, is not to be found on this host",
 			ErrConfig, given.Device)
 	}
-	r, err := newRegion(given, dev, c.cfg.Prefault)
+	r, err := newRegion(given, c.cfg.PageSize, dev, c.cfg.Prefault)
 	if err != nil {
 		dev.drop()
 		c.spawn(func() { c.returnRegion(s, given.RegionID) })

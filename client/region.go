@@ -39,8 +39,12 @@ type region struct {
 	covered bool          // the mapping was replaced by private memory
 }
 
-// newRegion maps a region for writing. dev is held by the region from then on.
-func newRegion(r *protocol.Region, dev *device, prefault bool) (*region, error) {
+// newRegion maps a region of pages of pageSize bytes for writing. dev is held by the region from then on.
+func newRegion(r *protocol.Region, pageSize uint64, dev *device, prefault bool) (*region, error) {
+	if r.PageSize != pageSize || r.Length < pageSize {
+		return nil, fmt.Errorf("%w: the master gave region %d of %d bytes in pages of %d, where pages of %d were asked for",
+			ErrConfig, r.RegionID, r.Length, r.PageSize, pageSize)
+	}
 	n := int(r.Length / r.PageSize)                         //nolint:gosec // bounded by the device
 	m, err := dev.dev.Map(int64(r.Offset), int64(r.Length), //nolint:gosec // checked by Map
 		cxl.MapOptions{Populate: prefault, HugePages: true})
