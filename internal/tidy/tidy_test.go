@@ -182,6 +182,67 @@ func TestEveryPackageSaysWhatItIs(t *testing.T) {
 	}
 }
 
+// startsGoroutine reports whether a file has a go statement, or a call of a method Go, as sync.WaitGroup has.
+func startsGoroutine(file *ast.File) (found bool) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		switch x := n.(type) {
+		case *ast.GoStmt:
+			found = true
+		case *ast.CallExpr:
+			if sel, ok := x.Fun.(*ast.SelectorExpr); ok && sel.Sel.Name == "Go" {
+				found = true
+			}
+		}
+		return !found
+	})
+	return found
+}
+
+// callsVerifyTestMain reports whether a file has goleak.VerifyTestMain look for goroutines that tests left.
+func callsVerifyTestMain(file *ast.File) (found bool) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		if sel, ok := n.(*ast.SelectorExpr); ok && sel.Sel.Name == "VerifyTestMain" {
+			x, ok := sel.X.(*ast.Ident)
+			found = found || ok && x.Name == "goleak"
+		}
+		return !found
+	})
+	return found
+}
+
+// TestGoroutinesAreWatched: a package that starts goroutines has goleak look for those that its tests leave. One without
+// tests of its own is watched by those of a package that imports it.
+func TestGoroutinesAreWatched(t *testing.T) {
+	starts, tested, watched := map[string]string{}, map[string]bool{}, map[string]bool{}
+	users := map[string][]string{} // by directory, those that import it
+	for _, src := range sources(t) {
+		dir := filepath.ToSlash(filepath.Dir(src.path))
+		if src.test {
+			tested[dir] = true
+			watched[dir] = watched[dir] || callsVerifyTestMain(src.ast)
+		} else if startsGoroutine(src.ast) {
+			starts[dir] = src.path
+		}
+		for _, spec := range src.ast.Imports {
+			if inside, ours := strings.CutPrefix(strings.Trim(spec.Path.Value, `"`), "larder/"); ours {
+				users[inside] = append(users[inside], dir)
+			}
+		}
+	}
+	require.NotEmpty(t, starts)
+	for dir, path := range starts {
+		if tested[dir] {
+			if !watched[dir] {
+				t.Errorf("%s starts a goroutine: give package %s a TestMain with goleak.VerifyTestMain", path, dir)
+			}
+			continue
+		}
+		if !slices.ContainsFunc(users[dir], func(user string) bool { return watched[user] }) {
+			t.Errorf("%s starts a goroutine, and no test that uses package %s looks for those that are left", path, dir)
+		}
+	}
+}
+
 // Limits of what a reader must take in at once.
 const (
 	maxFileLines = 850
