@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"math/rand/v2"
@@ -89,13 +90,66 @@ func protected(name string) bool {
 }
 
 // clone is what power loss leaves now. keep percent of the blocks that were not synced are there; with torn the last
-// block of the log is cut in two, if it was not synced.
+// block of the log is cut in two, if it was not synced. MemFS itself draws in the order of a map, which no seed repeats,
+// so it is asked for the two extremes, and what lies between is drawn here.
 func (d *disk) clone(keep int, torn bool) *vfs.MemFS {
-	after := d.mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: keep, RNG: d.rng})
+	after := d.mem.CrashClone(vfs.CrashCloneCfg{})
+	if keep > 0 {
+		all := d.mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(0, 0))})
+		if keep == 100 {
+			after = all
+		} else {
+			mingle(after, all, "/", keep, d.rng)
+		}
+	}
 	if torn {
 		tear(d.mem, after, d.rng)
 	}
 	return after
+}
+
+// mingle copies keep percent of what all has, and the other has not, under a directory.
+func mingle(to, all *vfs.MemFS, dir string, keep int, rng *rand.Rand) {
+	list, err := all.List(dir)
+	if err != nil {
+		return
+	}
+	for _, name := range sortedCopy(list) {
+		name = all.PathJoin(dir, name)
+		info, err := all.Stat(name)
+		if err != nil {
+			continue
+		}
+		_, missing := to.Stat(name)
+		if missing != nil && rng.IntN(100) >= keep {
+			continue
+		}
+		if info.IsDir() {
+			_ = to.MkdirAll(name, 0o700) // in memory it does not fail
+			mingle(to, all, name, keep, rng)
+			continue
+		}
+		mingleFile(to, all, name, keep, rng)
+	}
+}
+
+// mingleFile copies keep percent of the blocks of a file that differ.
+func mingleFile(to, all *vfs.MemFS, name string, keep int, rng *rand.Rand) {
+	from, was := contents(all, name), contents(to, name)
+	is := bytes.Clone(was)
+	for at := 0; at < len(from); at += blockSize {
+		block := from[at:min(at+blockSize, len(from))]
+		if at+len(block) <= len(was) && bytes.Equal(block, was[at:at+len(block)]) || rng.IntN(100) >= keep {
+			continue
+		}
+		if grow := at + len(block) - len(is); grow > 0 {
+			is = append(is, make([]byte, grow)...)
+		}
+		copy(is[at:], block)
+	}
+	if _, err := to.Stat(name); err != nil || !bytes.Equal(is, was) {
+		_ = overwrite(to, name, is) // in memory it does not fail
+	}
 }
 
 // crash takes the power away, now or, if it was lost in the middle of something, then.
@@ -281,17 +335,21 @@ func files(fs vfs.FS, dir string) (names []string) {
 	return names
 }
 
-// rewrite changes the bytes of a file that lies at rest.
-func rewrite(fs vfs.FS, name string, change func(b []byte) []byte) error {
+// contents reads a file, nil if there is none.
+func contents(fs vfs.FS, name string) []byte {
 	f, err := fs.Open(name)
 	if err != nil {
-		return err
+		return nil
 	}
 	b, err := io.ReadAll(f)
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
+	if errors.Join(err, f.Close()) != nil {
+		return nil
 	}
-	b = change(b)
+	return b
+}
+
+// overwrite replaces a file that lies at rest.
+func overwrite(fs vfs.FS, name string, b []byte) error {
 	out, err := fs.Create(name, vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return err
@@ -305,6 +363,11 @@ func rewrite(fs vfs.FS, name string, change func(b []byte) []byte) error {
 		return err
 	}
 	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// rewrite changes the bytes of a file that lies at rest.
+func rewrite(fs vfs.FS, name string, change func(b []byte) []byte) error {
+	return overwrite(fs, name, change(contents(fs, name)))
 }
 
 // tear cuts, in what a crash has left, a block at the end of the newest log in two: its second half never reached the

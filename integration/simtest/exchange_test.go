@@ -115,8 +115,11 @@ func (c *client) patience() int64 {
 	if c.quits && c.s.faulty(clientQuits) && c.rng.IntN(6) == 0 && c.s.fires(clientQuits) {
 		return c.rng.Int64N(1500 * ms)
 	}
-	return 1 << 50
+	return callerPatience
 }
+
+// callerPatience is how long a call goes on, as by the client package's default.
+const callerPatience = 30 * sec
 
 // mutation is a request that changes state.
 type mutation struct {

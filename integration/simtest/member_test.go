@@ -138,6 +138,7 @@ func (m *member) start() bool {
 	m.at, m.hash = 0, 0
 	m.reads, m.watched, m.conns = reads{}, map[meta.SessionID]meta.Process{}, nil
 	m.life = m.s.newActor(fmt.Sprintf("member %d", m.id))
+	m.store, m.core, m.master = nil, nil, nil
 	var err error
 	ok := false
 	m.enter(func() {
@@ -172,6 +173,7 @@ func (m *member) open() (err error) {
 	defer func() {
 		if err != nil && m.store != nil && m.stopped == nil {
 			err = errors.Join(err, m.store.Close())
+			m.store = nil
 		}
 	}()
 	m.store = nil
@@ -212,6 +214,10 @@ func (m *member) refused(err error) {
 	s.logf("member %d does not start: %v", m.id, err)
 	m.life.kill()
 	m.life = nil
+	if m.store != nil {
+		m.abandon(m.store)
+		m.store, m.core, m.master = nil, nil, nil
+	}
 	if !m.rotten && s.cover.Faults[diskMisread.String()] == 0 && !storageFault(err) {
 		s.fail("start", "member %d, whose disk is sound, does not start: %v", m.id, err)
 		return

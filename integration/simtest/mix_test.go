@@ -136,7 +136,9 @@ func draw(rng *rand.Rand) mix {
 		minAgeMS: rng.Uint64N(3) * 1000, keepLog: 50_000, push: rng.IntN(8) != 0,
 		drop: rng.Float64() * 0.2, duplicate: rng.Float64() * 0.2, reorder: rng.Float64() * 0.3,
 		delay: ms/10 + rng.Int64N(3*ms), putShare: 20 + rng.IntN(40), deleteShare: rng.IntN(25),
-		remote: float64(rng.IntN(3)) / 4,
+	}
+	if rng.IntN(4) == 0 {
+		m.remote = 0.25
 	}
 	if rng.IntN(3) == 0 {
 		m.members = 5
