@@ -11,7 +11,7 @@ import (
 // Timing of clients.
 const (
 	callTimeout = 1 * sec
-	keepEvery   = 100 * ms
+	keepEvery   = 200 * ms
 	heartbeats  = 3
 	maxBackoff  = 200 * ms
 )

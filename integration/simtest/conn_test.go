@@ -16,6 +16,7 @@ type serverConn struct {
 	in     []inFrame
 	out    []byte // what the Master appended and has not sent
 	closed bool
+	waits  bool // for something that the member does
 }
 
 type inFrame struct {
@@ -126,7 +127,9 @@ func (c *serverConn) burst(p *proc) {
 		for outcome == server.Blocked {
 			if mutates(f.h.Type) && c.client.Full() {
 				out = c.settle(p, out, term)
+				c.waits = true
 				p.wait(func() bool { return !c.client.Full() || c.closed })
+				c.waits = false
 			}
 			if c.closed {
 				return
@@ -140,6 +143,7 @@ func (c *serverConn) burst(p *proc) {
 			if outcome == server.Blocked {
 				out = c.settle(p, out, term)
 				settled := m.master.Settled()
+				c.waits = true
 				p.wait(func() bool {
 					select {
 					case <-settled:
@@ -148,6 +152,7 @@ func (c *serverConn) burst(p *proc) {
 						return c.closed
 					}
 				})
+				c.waits = false
 				now, term = m.clock.Boottime(), m.master.Term()
 			}
 		}

@@ -19,7 +19,7 @@ const blockSize = 512
 //
 // Pebble writes from goroutines of its own, so that the fields are guarded; between two events nobody is writing.
 type disk struct {
-	rng *rand.Rand
+	seed, id, drawn uint64
 
 	mu   sync.Mutex
 	mem  *vfs.MemFS
@@ -40,8 +40,14 @@ type disk struct {
 	onSync    func()
 }
 
-func newDisk(rng *rand.Rand) *disk {
-	return &disk{rng: rng, mem: vfs.NewCrashableMem(), free: 1 << 40}
+func newDisk(seed, id uint64) *disk {
+	return &disk{seed: seed, id: id, mem: vfs.NewCrashableMem(), free: 1 << 40}
+}
+
+// draw begins a stream of random numbers of its own for one event: how many it needs must not change what comes later.
+func (d *disk) draw() *rand.Rand {
+	d.drawn++
+	return rand.New(rand.NewPCG(d.seed, streamDisk+d.id<<32+d.drawn))
 }
 
 var errIO = errors.New("simulated input/output error")
@@ -93,17 +99,18 @@ func protected(name string) bool {
 // block of the log is cut in two, if it was not synced. MemFS itself draws in the order of a map, which no seed repeats,
 // so it is asked for the two extremes, and what lies between is drawn here.
 func (d *disk) clone(keep int, torn bool) *vfs.MemFS {
+	rng := d.draw()
 	after := d.mem.CrashClone(vfs.CrashCloneCfg{})
 	if keep > 0 {
 		all := d.mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rand.New(rand.NewPCG(0, 0))})
 		if keep == 100 {
 			after = all
 		} else {
-			mingle(after, all, "/", keep, d.rng)
+			mingle(after, all, "/", keep, rng)
 		}
 	}
 	if torn {
-		tear(d.mem, after, d.rng)
+		tear(d.mem, after, rng)
 	}
 	return after
 }
@@ -307,7 +314,7 @@ func (f *diskFile) ReadAt(b []byte, at int64) (int, error) {
 	if serr != nil || info.Size() <= blockSize {
 		return n, err
 	}
-	from := d.rng.Int64N(info.Size()/blockSize) * blockSize
+	from := d.draw().Int64N(info.Size()/blockSize) * blockSize
 	if m, rerr := f.File.ReadAt(other, from); m > 0 && (rerr == nil || errors.Is(rerr, io.EOF)) {
 		d.misread++
 		copy(b, other[:min(m, blockSize)])
@@ -401,6 +408,7 @@ func tear(before, after *vfs.MemFS, rng *rand.Rand) {
 
 // rot flips one bit of one file of a disk that is at rest, and says in which.
 func (d *disk) rot() (name string, at int64) {
+	rng := d.draw()
 	list := files(d.mem, "/")
 	var some []string
 	for _, name := range list {
@@ -411,10 +419,10 @@ func (d *disk) rot() (name string, at int64) {
 	if len(some) == 0 {
 		return "", 0
 	}
-	name = some[d.rng.IntN(len(some))]
+	name = some[rng.IntN(len(some))]
 	_ = rewrite(d.mem, name, func(b []byte) []byte { // in memory it does not fail
-		at = d.rng.Int64N(int64(len(b)))
-		b[at] ^= 1 << d.rng.IntN(8)
+		at = rng.Int64N(int64(len(b)))
+		b[at] ^= 1 << rng.IntN(8)
 		return b
 	})
 	return name, at

@@ -62,7 +62,6 @@ func (c *client) attempt(p *proc, x *clientConn, t protocol.Type, body []byte, w
 		if t != protocol.TypeExists && t != protocol.TypeBatchExists {
 			ss.answered(cl.sentAt)
 			c.lastAnswer = cl.sentAt
-			c.wakeAll()
 		}
 		return cl.sentAt, nil
 	case e.Code == protocol.CodeNotLeader:

@@ -22,7 +22,7 @@ const (
 	clusterID      = 0x51
 	electionTicks  = 10
 	electionSpan   = electionTicks * tick // what a lease lasts at most
-	masterTick     = 20 * ms
+	masterTick     = 25 * ms
 	flushTicks     = 5
 	spaceTicks     = 5
 	sessionTTL     = 5 * sec
@@ -78,7 +78,7 @@ type member struct {
 
 func (s *sim) newMember(id uint64) *member {
 	m := &member{
-		s: s, id: id, disk: newDisk(s.stream(streamDisk + id)),
+		s: s, id: id, disk: newDisk(s.opt.seed, id),
 		clock: clock{s: s, start: int64(1e12) + s.rngSetup.Int64N(1e12)},
 	}
 	if s.faulty(clockSkew) {
@@ -178,8 +178,8 @@ func (m *member) open() (err error) {
 	}()
 	m.store = nil
 	m.store, err = raft.OpenStore("/data", raft.StoreOptions{
-		FS: m.disk.mount(), CacheBytes: 1 << 20, MemTableBytes: 1 << 20, BallastBytes: -1, MinFreeBytes: 1 << 20,
-		DisableAutomaticCompactions: true, FailStop: func(err error) { m.stopped = err }, Logger: s.logger,
+		FS: m.disk.mount(), CacheBytes: 1 << 20, MemTableBytes: 256 << 10, BallastBytes: -1, MinFreeBytes: 1 << 20,
+		FailStop: func(err error) { m.stopped = err }, Logger: s.logger,
 	})
 	if err != nil {
 		return err
@@ -339,7 +339,9 @@ func (m *member) settled() {
 		m.reads.fenced, m.reads.deadline = false, 0
 	}
 	for _, c := range m.conns {
-		c.p.wake()
+		if c.waits {
+			c.p.wake()
+		}
 	}
 }
 
@@ -368,7 +370,7 @@ func (m *member) halt(err error) {
 	if errors.As(err, &lost) || errors.As(err, &corrupt) {
 		m.rotten = true
 	}
-	m.powerOff(m.disk.rng.IntN(101), false)
+	m.powerOff(s.rngFaults.IntN(101), false)
 }
 
 // powerOff ends the process, with the loss of what its disk had not synced, and starts it again after a while.

@@ -130,7 +130,7 @@ type mix struct {
 func draw(rng *rand.Rand) mix {
 	m := mix{
 		members: 3, clients: 2 + rng.IntN(4), workers: 1 + rng.IntN(3), keys: 8 + rng.IntN(40),
-		every: sec + rng.Int64N(15*sec), think: 50*ms + rng.Int64N(500*ms),
+		every: sec + rng.Int64N(15*sec), think: 80*ms + rng.Int64N(500*ms),
 		pages: 8 * (2 + rng.Uint64N(8)), devices: 1 + rng.IntN(2),
 		policy:   []string{"lru", "lru", "sieve", "s3fifo", "lfu", "fifo", "ttl", "length-aware"}[rng.IntN(8)],
 		minAgeMS: rng.Uint64N(3) * 1000, keepLog: 50_000, push: rng.IntN(8) != 0,
@@ -143,6 +143,7 @@ func draw(rng *rand.Rand) mix {
 	if rng.IntN(3) == 0 {
 		m.members = 5
 	}
+	m.think *= int64(m.clients * m.workers) // what all do together is what costs time
 	for c := range classes {
 		if rng.IntN(2) == 0 {
 			m.faults = m.faults.with(c)
