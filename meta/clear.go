@@ -106,6 +106,14 @@ func (c *Context) matches(x *Context) bool {
 // startSweep has every slot looked at once from here on.
 func (m *Machine) startSweep() { m.head.sweepLeft = uint64(m.table.end) }
 
+// sweepGrows keeps what a sweep in progress has left to look at when the table grows beyond end: a sweep that goes on at
+// the first slot after the last one comes by the new ones on its way.
+func (m *Machine) sweepGrows(end uint64) {
+	if m.head.sweepAt+m.head.sweepLeft > end {
+		m.head.sweepLeft += uint64(m.table.end) - end
+	}
+}
+
 // SweepPending returns how much is left for sweeps to do: slots to look at, and entries that go over to another policy.
 func (m *Machine) SweepPending() uint64 { return m.head.sweepLeft + m.migrating() }
 

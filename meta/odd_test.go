@@ -64,3 +64,33 @@ func TestDeviceShrunkToNothing(t *testing.T) {
 	require.Zero(t, s.PoolBytes)
 	require.Zero(t, s.FreeBytes)
 }
+
+// A CLEAR stays one while the table grows under its sweep, which has begun in the middle: every entry that it killed is
+// removed before it is forgotten.
+func TestClearWhileTableGrows(t *testing.T) {
+	p := newPool(t)
+	p.device(32 * page)
+	a := p.open("a")
+	_, r := p.alloc(a, &protocol.AllocRequest{Size: 32 * page, PageSize: page})
+	name := func(i int) string { return string(rune('a' + i)) }
+	for i := range 10 {
+		require.True(t, p.register(a, nil, entryAt(name(i), r, i))[0].New)
+	}
+	clear := func(prefix string) {
+		code, _ := p.do(a, &Clear{Prefix: []byte(prefix)})
+		require.Zero(t, code)
+	}
+	clear("-")
+	p.apply(Header{}, &Sweep{Limit: 5}) // the next one begins here
+	clear(name(1))
+	for i := range 4 {
+		require.True(t, p.register(a, nil, entryAt(name(10+i), r, 10+i))[0].New)
+	}
+	for range 20 {
+		p.apply(Header{}, &Sweep{Limit: 5})
+		_, ok := p.m.Find(TenantID{}, []byte(name(1)))
+		require.False(t, ok)
+	}
+	require.Zero(t, p.m.SweepPending())
+	require.Equal(t, uint64(1), p.m.Stats().Removed[ReasonCleared])
+}

@@ -118,7 +118,9 @@ func (m *Machine) admit(h Header, s *session, e *protocol.RegisterEntry) (*regio
 // admitted makes the entry part of the state.
 func (m *Machine) admitted(r *region, ctx *contextRecord, e *protocol.RegisterEntry) {
 	slot := m.table.slots.lowest()
+	end := m.table.end
 	x := m.table.insert(slot, e.Key, m.table.hashOf(ctx.tenant.salt, e.Key))
+	m.sweepGrows(uint64(end))
 	m.head.births++
 	m.head.slots = m.table.end
 	x.birth = m.head.births
