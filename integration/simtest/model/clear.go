@@ -140,26 +140,33 @@ func (c *context) matches(want *meta.Context, ownTenant bool) bool {
 // startSweep has every slot looked at once from here on.
 func (w *world) startSweep() { w.sweepLeft = uint64(len(w.entries)) }
 
-// guesses returns what may be true of sweeps in a group: that the policy that is being replaced holds back all that it
-// has, so that a sweep over all slots starts, or not.
-func (w *world) guesses(g *meta.Group) []bool {
+// maxGuessed bounds the sweeps of one log entry that are guessed about, since every one doubles the possibilities. The
+// leader logs one at a time.
+const maxGuessed = 4
+
+// guesses returns the highest guess about the sweeps of a group: a bit for each says that the policy that is being
+// replaced holds back all that it has, so that a sweep over all slots starts.
+func (w *world) guesses(g *meta.Group) uint64 {
 	holds := w.change.state != notChanging && w.change.holds
+	n := 0
 	for i := range g.Commands {
-		switch c := g.Commands[i].Command.(type) {
+		switch g.Commands[i].Command.(type) {
 		case *meta.SetSettings:
 			holds = holds || !slices.Contains(offersAll, w.settings.Policy)
 		case *meta.Sweep:
-			if holds && c.Limit > 0 {
-				return []bool{true, false}
-			}
+			n++
 		}
 	}
-	return []bool{false}
+	if !holds {
+		return 0
+	}
+	return 1<<min(n, maxGuessed) - 1
 }
 
 // sweep looks at the next slots and removes the entries that are dead.
 func (w *world) sweep(c *meta.Sweep, raw []byte) result {
 	w.sweepPolicies(int(min(c.Limit, meta.MaxDropPerCommand)))
+	w.sweeps++
 	dropped := uint64(0)
 	for range c.Limit {
 		if w.sweepLeft == 0 || dropped >= meta.MaxDropPerCommand {
@@ -195,18 +202,24 @@ func (w *world) sweepPolicies(limit int) {
 	case !ch.holds:
 		ch.hi = max(ch.hi-limit, 0)
 	case limit == 0 || ch.hi == 0:
-	case w.sweepLeft == 0 && !w.sticks:
+	case w.sweepLeft == 0 && !w.guessed():
 		ch.hi-- // each partition that holds entries has moved one
 	default:
 		w.changeMayEnd()
 		if w.sweepLeft == 0 {
 			w.startSweep()
-			w.stuck = true
 		}
 		ch.lo = 0 // those that are looked at go over as well
 		return
 	}
 	w.changeMayEnd()
+}
+
+// guessed returns the guess about the present sweep.
+func (w *world) guessed() bool {
+	bit := uint64(1) << w.sweeps
+	w.asked |= bit
+	return w.guess&bit != 0
 }
 
 // seenMoving returns how many entries must be left to go over: what the result says, if that is possible.

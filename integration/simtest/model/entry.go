@@ -96,6 +96,9 @@ func (w *world) insert(e *entry) {
 	if i < 0 {
 		i = len(w.entries)
 		w.entries = append(w.entries, nil)
+		if w.sweepAt+w.sweepLeft > uint64(i) { // the sweep in progress comes by the new slot before it is done
+			w.sweepLeft++
+		}
 	}
 	e.slot = meta.Slot(i) //nolint:gosec // a slot
 	w.entries[i] = e

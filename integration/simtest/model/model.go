@@ -64,21 +64,24 @@ func (m *Model) Apply(index uint64, data []byte, got *meta.Results) error {
 	var next []*world
 	var why error
 	for _, w := range m.worlds {
-		for _, sticks := range w.guesses(&group) {
+		for guess := w.guesses(&group); ; guess-- {
 			v := w
-			if sticks {
+			if guess > 0 {
 				v = w.clone()
 			}
+			v.guess, v.asked, v.sweeps = guess, 0, 0
 			next = append(next, v)
-			v.sticks, v.stuck = sticks, false
+			if guess == 0 {
+				break
+			}
 		}
 	}
 	next = slices.DeleteFunc(next, func(w *world) bool {
 		err := w.apply(index, data, &group, got)
-		if err != nil && !w.sticks {
+		if err != nil && w.guess == 0 {
 			why = err
 		}
-		return err != nil || w.sticks && !w.stuck // as the other one is
+		return err != nil || w.guess&^w.asked != 0 // another one guessed the same where it mattered
 	})
 	return m.keep(next, why)
 }

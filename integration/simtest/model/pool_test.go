@@ -43,6 +43,15 @@ type command struct {
 	meta.Command
 }
 
+// kindEntry stands for one entry of a REGISTER.
+const kindEntry = meta.Kind(255)
+
+// outcome is what became of a kind of command.
+type outcome struct {
+	kind meta.Kind
+	code protocol.Code
+}
+
 // pool is a real machine and its model, fed with the same log.
 type pool struct {
 	tb    testing.TB
@@ -52,12 +61,13 @@ type pool struct {
 	index uint64
 	now   uint64
 	count int // commands
+	seen  map[outcome]int
 	res   meta.Results
 }
 
 func newPool(tb testing.TB) *pool {
 	tb.Helper()
-	p := &pool{tb: tb, store: memStore{}, model: New(), now: 1000}
+	p := &pool{tb: tb, store: memStore{}, model: New(), now: 1000, seen: map[outcome]int{}}
 	p.m = p.open()
 	return p
 }
@@ -83,6 +93,20 @@ func (p *pool) apply(touches []meta.Touch, commands ...command) {
 	p.tb.Helper()
 	require.NoError(p.tb, p.real(p.group(touches, commands...)))
 	p.count += len(commands)
+	for i := range p.res.Spans {
+		kind := p.res.Spans[i].Kind
+		code, body, err := meta.DecodeCode(p.res.Bytes(&p.res.Spans[i]))
+		require.NoError(p.tb, err)
+		p.seen[outcome{kind, code}]++
+		if kind != meta.KindRegister || code != 0 || p.res.Spans[i].Remembered {
+			continue
+		}
+		entries, err := decodeRegister(body)
+		require.NoError(p.tb, err)
+		for _, e := range entries {
+			p.seen[outcome{kindEntry, e.Code}]++
+		}
+	}
 }
 
 func (p *pool) real(group []byte) error {
@@ -137,7 +161,6 @@ type generator struct {
 	p        *pool
 	keyCount int
 	sessions []meta.SessionID
-	ended    []meta.SessionID
 	seqs     map[meta.SessionID]uint64
 	sent     map[meta.SessionID][]command // not yet acked
 	policies []string
@@ -165,9 +188,10 @@ func (g *generator) keys() [][]byte {
 	return keys
 }
 
-// anySession returns a session, open or not; now and then a new one.
+// anySession returns a session, mostly an open one; now and then a new one.
 func (g *generator) anySession() meta.SessionID {
-	if len(g.sessions) == 0 || g.one(60) {
+	g.sessions = slices.DeleteFunc(g.sessions, func(id meta.SessionID) bool { return !g.p.m.SessionOpen(id) && !g.one(4) })
+	if len(g.sessions) < 3 || g.one(200) {
 		ttl := uint64(10_000)
 		if g.one(4) {
 			ttl = 0
@@ -176,8 +200,6 @@ func (g *generator) anySession() meta.SessionID {
 		g.sessions = append(g.sessions, g.p.session(name, pick(g, []string{"", "", "acme"}), ttl))
 		if len(g.sessions) > 6 {
 			g.p.apply(nil, command{Command: &meta.CloseSession{ID: g.sessions[0], Fenced: g.one(2)}})
-			g.ended = append(g.ended, g.sessions[0])
-			g.sessions = g.sessions[1:]
 		}
 	}
 	return pick(g, g.sessions)
@@ -246,7 +268,17 @@ func (g *generator) protected(id meta.SessionID, c meta.Command) command {
 	return sent
 }
 
+// clients draws what a client sends: mostly what it needs most.
 func (g *generator) clients(id meta.SessionID, n int) meta.Command {
+	info, _ := g.p.m.Session(id)
+	if len(info.Regions) == 0 && !g.one(4) {
+		return g.alloc(id)
+	}
+	for _, r := range info.Regions {
+		if x, _ := g.p.m.Region(r); x.State == meta.RegionMarked && !g.one(4) {
+			return &meta.RevokeDone{Region: r, Epoch: x.Epoch}
+		}
+	}
 	switch n {
 	case 0, 1, 2, 3:
 		return g.alloc(id)
@@ -265,7 +297,8 @@ func (g *generator) clients(id meta.SessionID, n int) meta.Command {
 		return c
 	case 15:
 		if g.one(3) {
-			return &meta.Cancel{Seqs: []uint64{g.seqs[id] + g.Uint64N(5), g.seqs[id] - min(g.seqs[id], g.Uint64N(30))}}
+			next := g.seqs[id] + g.Uint64N(5)
+			return &meta.Cancel{Seqs: []uint64{next, next + 1, g.seqs[id] - min(g.seqs[id], g.Uint64N(30))}}
 		}
 		return g.register(id)
 	case 16:
@@ -337,6 +370,11 @@ func (g *generator) devices() meta.Command {
 			Align: page << g.IntN(2), Generation: g.Uint64N(6),
 		}
 	case 2:
+		for _, d := range all {
+			if d.Regions == 0 {
+				return &meta.DropDevice{Device: d.ID}
+			}
+		}
 		return &meta.DropDevice{Device: meta.DeviceID(g.IntN(5))}
 	case 3:
 		if len(all) == 0 {
@@ -391,16 +429,23 @@ func (g *generator) clear() meta.Command {
 }
 
 func (g *generator) alloc(id meta.SessionID) meta.Command {
-	if g.one(12) { // nonsense, or what became of the pool since it was planned
+	if g.one(8) { // nonsense, or what became of the pool since it was planned
 		c := &meta.Alloc{
 			Device: meta.DeviceID(g.IntN(4)), Size: g.Uint64N(9) * page / (1 + g.Uint64N(2)), PageSize: g.Uint64N(3) * page,
-			Phase: uint8(g.IntN(5)), Region: meta.RegionID(g.IntN(2) * g.IntN(int(g.p.index+1))), MaxOwned: g.Uint64N(3), //nolint:gosec // small
+			Phase: uint8(g.IntN(5)), MaxOwned: g.Uint64N(3), //nolint:gosec // small
 		}
-		for range g.IntN(4) {
-			s := meta.Slot(g.IntN(g.keyCount))
-			c.Victims = append(c.Victims, meta.Victim{Slot: s, Birth: g.p.m.Birth(s)})
+		switch all := g.p.m.Regions(); g.IntN(3) {
+		case 0:
+			if c.Region = 99; len(all) > 0 {
+				c.Region = pick(g, all).ID
+			}
+		case 1:
+			for range g.IntN(4) {
+				s := meta.Slot(g.IntN(g.keyCount))
+				c.Victims = append(c.Victims, meta.Victim{Slot: s, Birth: g.p.m.Birth(s) - g.Uint64N(4)/3})
+			}
+			c.Victims = append(c.Victims, c.Victims...) // named twice, evicted once
 		}
-		c.Victims = append(c.Victims, c.Victims...) // named twice, evicted once
 		return c
 	}
 	req := &protocol.AllocRequest{
@@ -429,7 +474,13 @@ func (g *generator) register(id meta.SessionID) meta.Command {
 	for range 1 + g.IntN(3) {
 		e := protocol.RegisterEntry{
 			Key: g.key(), KVOffset: g.Uint64N(9) * page, KVLength: 1 + g.Uint64N(2*page), Checksum: g.Uint64(),
-			TTLMS: g.Uint64N(2) * 500, Touch: g.one(12),
+			Touch: g.one(12),
+		}
+		switch g.IntN(12) {
+		case 0:
+			e.TTLMS = 300
+		case 1, 2, 3:
+			e.TTLMS = 20_000
 		}
 		x := meta.RegionInfo{}
 		switch {
@@ -437,16 +488,21 @@ func (g *generator) register(id meta.SessionID) meta.Command {
 			x, _ = g.p.m.Region(pick(g, info.Regions))
 		case len(all) > 0:
 			x = pick(g, all)
+			for _, r := range all {
+				if r.State == meta.RegionOrphaned && g.one(2) { // where only clients without epochs may store
+					x = r
+				}
+			}
 		}
 		if e.RegionID = uint64(x.ID); x.PageSize > 0 && !g.one(20) {
 			e.KVOffset = g.Uint64N(x.Length/x.PageSize) * x.PageSize
 		}
-		if !g.one(30) {
+		if info.TTLMS != 0 && !g.one(30) || g.one(3) {
 			e.Epoch = x.Epoch
 		}
 		if g.one(2) {
 			e.HasPrefix, e.Index = true, g.Uint64N(6)
-			e.Hash, e.Parent, e.Group = 100+e.Index, 99+e.Index, g.Uint64N(2)<<16|2
+			e.Hash, e.Parent, e.Group = 100+e.Index, 99+e.Index, g.Uint64N(2)<<16|(2-g.Uint64N(4)/3)
 		}
 		switch g.IntN(300) {
 		case 0:

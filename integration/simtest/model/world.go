@@ -34,9 +34,10 @@ type world struct {
 	sweepLeft uint64
 	sweepAt   uint64
 	change    policyChange
-	sticks    bool // a guess, see guesses
-	stuck     bool // the guess has made a difference in the present log entry
-	ordered   bool // every entry's place is known: the policy orders by use, and has not changed since there were entries
+	guess     uint64 // for the present log entry, see guesses
+	asked     uint64 // which bits of it have made a difference
+	sweeps    int    // so far in the present log entry
+	ordered   bool   // every entry's place is known: the policy orders by use, and has not changed since there were entries
 	counts    Counters
 
 	effects []meta.Effect // of the present log entry
@@ -223,11 +224,12 @@ func (w *world) pinned(r *region) int {
 // owned returns a session's regions, by id.
 func (w *world) owned(s *session) []*region {
 	var owned []*region
-	for _, r := range w.regionList() {
+	for _, r := range w.regions {
 		if r.owner == s {
 			owned = append(owned, r)
 		}
 	}
+	slices.SortFunc(owned, func(a, b *region) int { return cmp.Compare(a.id, b.id) })
 	return owned
 }
 
