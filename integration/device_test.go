@@ -10,36 +10,37 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"larder/client"
+	"larder/integration/cluster"
 )
 
 // poolFaults are what can happen to a pool's file while no master runs.
-var poolFaults = map[string]func(t *testing.T, c *cluster){
-	"removed": func(t *testing.T, c *cluster) {
+var poolFaults = map[string]func(t *testing.T, c *cluster.Cluster){
+	"removed": func(t *testing.T, c *cluster.Cluster) {
 		t.Helper()
-		require.NoError(t, os.Remove(c.pool))
+		require.NoError(t, os.Remove(c.Pool))
 	},
-	"emptied": func(t *testing.T, c *cluster) {
+	"emptied": func(t *testing.T, c *cluster.Cluster) {
 		t.Helper()
-		require.NoError(t, os.Truncate(c.pool, 0))
+		require.NoError(t, os.Truncate(c.Pool, 0))
 	},
-	"emptied and grown again": func(t *testing.T, c *cluster) {
+	"emptied and grown again": func(t *testing.T, c *cluster.Cluster) {
 		t.Helper()
-		info, err := os.Stat(c.pool)
+		info, err := os.Stat(c.Pool)
 		require.NoError(t, err)
-		require.NoError(t, os.Truncate(c.pool, 0))
-		require.NoError(t, os.Truncate(c.pool, info.Size()))
+		require.NoError(t, os.Truncate(c.Pool, 0))
+		require.NoError(t, os.Truncate(c.Pool, info.Size()))
 	},
-	"cut": func(t *testing.T, c *cluster) {
+	"cut": func(t *testing.T, c *cluster.Cluster) {
 		t.Helper()
-		require.NoError(t, os.Truncate(c.pool, 8<<20))
+		require.NoError(t, os.Truncate(c.Pool, 8<<20))
 	},
-	"replaced by a file of zeros": func(t *testing.T, c *cluster) {
+	"replaced by a file of zeros": func(t *testing.T, c *cluster.Cluster) {
 		t.Helper()
-		info, err := os.Stat(c.pool)
+		info, err := os.Stat(c.Pool)
 		require.NoError(t, err)
-		require.NoError(t, os.Remove(c.pool))
-		require.NoError(t, os.WriteFile(c.pool, nil, 0o600))
-		require.NoError(t, os.Truncate(c.pool, info.Size()))
+		require.NoError(t, os.Remove(c.Pool))
+		require.NoError(t, os.WriteFile(c.Pool, nil, 0o600))
+		require.NoError(t, os.Truncate(c.Pool, info.Size()))
 	},
 }
 
@@ -48,130 +49,130 @@ var poolFaults = map[string]func(t *testing.T, c *cluster){
 func TestEntriesOfLostDeviceAreDropped(t *testing.T) {
 	for name, fault := range poolFaults {
 		t.Run(name, func(t *testing.T) {
-			c := startCluster(t, clusterOptions{pool: "34MiB"})
-			old := c.open(client.Config{})
+			c := cluster.Start(t, cluster.Options{Pool: "34MiB"})
+			old := c.Open(client.Config{})
 			const n = 256
-			fill(t, old, "before", n, pageSize)
-			require.Equal(t, n, held(t, old, "before", n))
-			c.nodes[0].kill()
+			cluster.Fill(t, old, "before", n, cluster.PageSize)
+			require.Equal(t, n, cluster.Held(t, old, "before", n))
+			c.Nodes[0].Kill()
 			fault(t, c)
-			c.nodes[0].restart()
-			fresh := c.open(client.Config{})
-			require.Zero(t, held(t, fresh, "before", n))
-			require.Zero(t, held(t, old, "before", n))
-			fill(t, fresh, "after", n, pageSize)
-			require.Equal(t, n, held(t, fresh, "after", n))
-			fill(t, old, "again", n, pageSize)
-			require.Equal(t, n, held(t, old, "again", n))
-			require.Equal(t, n, held(t, fresh, "again", n))
-			c.check()
+			c.Nodes[0].Restart()
+			fresh := c.Open(client.Config{})
+			require.Zero(t, cluster.Held(t, fresh, "before", n))
+			require.Zero(t, cluster.Held(t, old, "before", n))
+			cluster.Fill(t, fresh, "after", n, cluster.PageSize)
+			require.Equal(t, n, cluster.Held(t, fresh, "after", n))
+			cluster.Fill(t, old, "again", n, cluster.PageSize)
+			require.Equal(t, n, cluster.Held(t, old, "again", n))
+			require.Equal(t, n, cluster.Held(t, fresh, "again", n))
+			c.Check()
 		})
 	}
 }
 
 // TestEntriesSurviveRestart is the other side: what was not lost is served, after an orderly stop and after a kill.
 func TestEntriesSurviveRestart(t *testing.T) {
-	c := startCluster(t, clusterOptions{pool: "34MiB"})
-	x := c.open(client.Config{Checksums: true})
-	fill(t, x, "k", 256, pageSize)
-	require.NoError(t, c.nodes[0].terminate())
-	c.nodes[0].restart()
-	require.Equal(t, 256, held(t, x, "k", 256))
-	c.nodes[0].kill()
-	c.nodes[0].restart()
-	require.Equal(t, 256, held(t, x, "k", 256))
-	c.check()
+	c := cluster.Start(t, cluster.Options{Pool: "34MiB"})
+	x := c.Open(client.Config{Checksums: true})
+	cluster.Fill(t, x, "k", 256, cluster.PageSize)
+	require.NoError(t, c.Nodes[0].Terminate())
+	c.Nodes[0].Restart()
+	require.Equal(t, 256, cluster.Held(t, x, "k", 256))
+	c.Nodes[0].Kill()
+	c.Nodes[0].Restart()
+	require.Equal(t, 256, cluster.Held(t, x, "k", 256))
+	c.Check()
 }
 
 // TestForeignDeviceIsRefused starts a server on a file that holds something else, and then another pool's device.
 func TestForeignDeviceIsRefused(t *testing.T) {
-	c := newCluster(t, clusterOptions{pool: "34MiB"})
-	require.NoError(t, os.WriteFile(c.pool, []byte(strings.Repeat("precious ", 1<<20)), 0o600))
-	refusedStart(t, c.nodes[0], "force")
-	require.NoError(t, os.Remove(c.pool))
+	c := cluster.New(t, cluster.Options{Pool: "34MiB"})
+	require.NoError(t, os.WriteFile(c.Pool, []byte(strings.Repeat("precious ", 1<<20)), 0o600))
+	refusedStart(t, c.Nodes[0], "force")
+	require.NoError(t, os.Remove(c.Pool))
 
-	c.nodes[0].start()
-	c.leader()
-	require.NoError(t, c.nodes[0].terminate())
-	other := newCluster(t, clusterOptions{pool: "34MiB"})
-	other.nodes[0].flags = append(other.nodes[0].flags, "--pool="+c.pool+",size=34MiB")
-	refusedStart(t, other.nodes[0], "pool")
-	c.nodes[0].restart() // the right owner still can
+	c.Nodes[0].Start()
+	c.Leader()
+	require.NoError(t, c.Nodes[0].Terminate())
+	other := cluster.New(t, cluster.Options{Pool: "34MiB"})
+	other.Nodes[0].Flags = append(other.Nodes[0].Flags, "--pool="+c.Pool+",size=34MiB")
+	refusedStart(t, other.Nodes[0], "pool")
+	c.Nodes[0].Restart() // the right owner still can
 
 	t.Run("corrupt header", func(t *testing.T) {
-		c.nodes[0].kill()
-		f, err := os.OpenFile(c.pool, os.O_RDWR, 0)
+		c.Nodes[0].Kill()
+		f, err := os.OpenFile(c.Pool, os.O_RDWR, 0)
 		require.NoError(t, err)
 		for _, at := range []int64{40, 4096 + 40} {
 			_, err = f.WriteAt([]byte("scribble"), at)
 			require.NoError(t, err)
 		}
 		require.NoError(t, f.Close())
-		refusedStart(t, c.nodes[0], "force")
+		refusedStart(t, c.Nodes[0], "force")
 	})
 }
 
 // refusedStart starts a server that must refuse, and say why.
-func refusedStart(t *testing.T, n *node, word string) {
+func refusedStart(t *testing.T, n *cluster.Node, word string) {
 	t.Helper()
-	n.start()
-	err := n.wait()
+	n.Start()
+	err := n.Wait()
 	require.Error(t, err)
-	lines := strings.Split(strings.TrimSpace(n.log.String()), "\n")
+	lines := strings.Split(strings.TrimSpace(n.Log.String()), "\n")
 	last := strings.Join(lines[max(0, len(lines)-4):], "\n")
 	require.Contains(t, last, "larder: ")
 	require.Contains(t, last, word)
-	n.log.buf = nil
+	n.Log.Reset()
 }
 
 // TestDataDirectoriesThatAreNotRight starts servers on data directories that they must not use.
 func TestDataDirectoriesThatAreNotRight(t *testing.T) {
-	c := startCluster(t, clusterOptions{members: 3, pool: "34MiB"})
-	x := c.open(client.Config{})
-	fill(t, x, "k", 64, pageSize)
-	follower := c.nodes[0]
-	if c.leader() == follower {
-		follower = c.nodes[1]
+	c := cluster.Start(t, cluster.Options{Members: 3, Pool: "34MiB"})
+	x := c.Open(client.Config{})
+	cluster.Fill(t, x, "k", 64, cluster.PageSize)
+	follower := c.Nodes[0]
+	if c.Leader() == follower {
+		follower = c.Nodes[1]
 	}
 
 	t.Run("another cluster's", func(t *testing.T) {
-		follower.kill()
-		flags := follower.flags
-		follower.flags = slices.Concat(flags, []string{"--cluster-name=elsewhere"})
+		follower.Kill()
+		flags := follower.Flags
+		follower.Flags = slices.Concat(flags, []string{"--cluster-name=elsewhere"})
 		refusedStart(t, follower, "cluster")
-		follower.flags = flags
+		follower.Flags = flags
 	})
 	t.Run("another member's", func(t *testing.T) {
-		dir := follower.dir
-		for _, n := range c.nodes {
-			if n != follower && c.leader() != n {
-				n.kill()
-				follower.dir = n.dir
+		dir := follower.Dir
+		for _, n := range c.Nodes {
+			if n != follower && c.Leader() != n {
+				n.Kill()
+				follower.Dir = n.Dir
 				refusedStart(t, follower, "member")
-				n.start()
+				n.Start()
 			}
 		}
-		follower.dir = dir
-		follower.restart()
+		follower.Dir = dir
+		follower.Restart()
 	})
 	t.Run("put back from a copy", func(t *testing.T) {
 		// The member's disk is set back in time: what it acknowledged since is gone, so it must not vote again.
-		follower.kill()
-		copied := filepath.Join(c.dir, "copy")
-		require.NoError(t, os.CopyFS(copied, os.DirFS(follower.dir)))
-		follower.restart()
-		fill(t, x, "later", 64, pageSize)
-		c.settled()
-		follower.kill()
-		require.NoError(t, os.RemoveAll(follower.dir))
-		require.NoError(t, os.Rename(copied, follower.dir))
-		follower.start()
+		follower.Kill()
+		copied := filepath.Join(c.Dir, "copy")
+		require.NoError(t, os.CopyFS(copied, os.DirFS(follower.Dir)))
+		follower.Restart()
+		cluster.Fill(t, x, "later", 64, cluster.PageSize)
+		c.Settled()
+		follower.Kill()
+		require.NoError(t, os.RemoveAll(follower.Dir))
+		require.NoError(t, os.Rename(copied, follower.Dir))
+		follower.Start()
 		// It ends by itself, as soon as it hears of what it should have.
-		require.Error(t, follower.wait())
-		require.Contains(t, follower.log.String(), "rolled back")
+		require.Error(t, follower.Wait())
+		require.Contains(t, follower.Log.String(), "rolled back")
 	})
-	require.Equal(t, 64, held(t, x, "k", 64), "the others go on")
-	require.Equal(t, 64, held(t, x, "later", 64))
+	require.Equal(t, 64, cluster.Held(t, x, "k", 64), "the others go on")
+	require.Equal(t, 64, cluster.Held(t, x, "later", 64))
 }
 
 // TestConfigurationErrorsHelp starts servers with mistakes in their configuration.
@@ -196,7 +197,7 @@ func TestConfigurationErrorsHelp(t *testing.T) {
 				require.NoError(t, os.WriteFile(file, []byte(v.yaml), 0o600))
 				args = append(args, "--config="+file)
 			}
-			out, errs, err := run(t, args...)
+			out, errs, err := cluster.Run(t, args...)
 			require.Error(t, err)
 			require.Empty(t, out)
 			require.Contains(t, errs, v.want)

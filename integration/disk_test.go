@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -13,35 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"larder/client"
+	"larder/integration/cluster"
 	"larder/protocol"
 )
-
-// smallDisk mounts a file system of its own for a data directory, or skips the test where that is not permitted.
-func smallDisk(t *testing.T, size string) string {
-	t.Helper()
-	dir := filepath.Join(t.TempDir(), "disk")
-	require.NoError(t, os.Mkdir(dir, 0o700))
-	if err := syscall.Mount("larder-test", dir, "tmpfs", 0, "size="+size); err != nil {
-		t.Skipf("a file system of its own for a data directory cannot be mounted here: %v", err)
-	}
-	t.Cleanup(func() { require.NoError(t, syscall.Unmount(dir, syscall.MNT_DETACH)) })
-	return dir
-}
-
-// fillDisk leaves no more than left bytes of a file system free, and returns what undoes it.
-func fillDisk(t *testing.T, dir string, left uint64) (undo func()) {
-	t.Helper()
-	path := filepath.Join(dir, "ballast of the test")
-	f, err := os.Create(path)
-	require.NoError(t, err)
-	var s syscall.Statfs_t
-	require.NoError(t, syscall.Statfs(dir, &s))
-	free := s.Bavail * uint64(s.Bsize)
-	require.Greater(t, free, left)
-	require.NoError(t, syscall.Fallocate(int(f.Fd()), 0, 0, int64(free-left)))
-	require.NoError(t, f.Close())
-	return func() { require.NoError(t, os.Remove(path)) }
-}
 
 // Sizes of the disks that are filled here.
 const (
@@ -53,70 +26,70 @@ const (
 // TestDiskFullAlone fills the disk of the only member: reads go on, changes are refused in a moment and say why, and
 // when there is space again they are taken.
 func TestDiskFullAlone(t *testing.T) {
-	disk := smallDisk(t, diskSize)
-	c := startCluster(t, clusterOptions{
-		pool: "34MiB", flags: []string{diskMinFree},
-		dataDir: func(uint64) string { return filepath.Join(disk, "data") },
+	disk := cluster.SmallDisk(t, diskSize)
+	c := cluster.Start(t, cluster.Options{
+		Pool: "34MiB", Flags: []string{diskMinFree},
+		DataDir: func(uint64) string { return filepath.Join(disk, "data") },
 	})
-	x := c.open(client.Config{})
-	fill(t, x, "before", 64, pageSize)
-	undo := fillDisk(t, disk, diskLeftFull)
-	within(t, "the disk's being seen full", func() error {
-		status, err := c.nodes[0].status()
+	x := c.Open(client.Config{})
+	cluster.Fill(t, x, "before", 64, cluster.PageSize)
+	undo := cluster.FillDisk(t, disk, diskLeftFull)
+	cluster.Within(t, "the disk's being seen full", func() error {
+		status, err := c.Nodes[0].Status()
 		if err == nil && !status.Disk.Full {
 			err = errors.New("not full")
 		}
 		return err
 	})
-	raw := dialRaw(t, c.nodes[0].client)
+	raw := cluster.DialRaw(t, c.Nodes[0].Client)
 	begun := time.Now()
-	reply, err := raw.do(protocol.TypeDelete, as(protocol.TypeDelete, (&protocol.KeysRequest{Keys: [][]byte{[]byte("before/0")}}).AppendAs))
+	reply, err := raw.Do(protocol.TypeDelete, cluster.As(protocol.TypeDelete, (&protocol.KeysRequest{Keys: [][]byte{[]byte("before/0")}}).AppendAs))
 	require.NoError(t, err)
 	t.Logf("a change was refused after %v", time.Since(begun))
 	var refusal protocol.KeysReply
-	require.NoError(t, refusal.DecodeAs(reply.payload, protocol.TypeDelete))
+	require.NoError(t, refusal.DecodeAs(reply.Payload, protocol.TypeDelete))
 	require.Equal(t, protocol.CodeDiskFull, refusal.Code, refusal.Message)
 	require.Contains(t, refusal.Message, "space")
 
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-	_, err = x.Put(ctx, []byte("during"), makeValue(nil, "during", 1, 100))
+	_, err = x.Put(ctx, []byte("during"), cluster.MakeValue(nil, "during", 1, 100))
 	cancel()
 	require.Error(t, err)
 	t.Log("what a client says:", err)
-	require.Equal(t, 64, held(t, x, "before", 64), "reads go on")
-	require.Error(t, c.nodes[0].get("/readyz", nil))
+	require.Equal(t, 64, cluster.Held(t, x, "before", 64), "reads go on")
+	require.Error(t, c.Nodes[0].Get("/readyz", nil))
 
 	undo()
-	fill(t, x, "after", 64, pageSize)
-	require.Equal(t, 64, held(t, x, "after", 64))
-	require.NoError(t, c.nodes[0].terminate())
-	c.nodes[0].restart()
-	require.Equal(t, 64, held(t, x, "before", 64))
+	cluster.Fill(t, x, "after", 64, cluster.PageSize)
+	require.Equal(t, 64, cluster.Held(t, x, "after", 64))
+	require.NoError(t, c.Nodes[0].Terminate())
+	c.Nodes[0].Restart()
+	require.Equal(t, 64, cluster.Held(t, x, "before", 64))
 }
 
 // TestDiskFullOfOneMember fills the disk of one of three, a follower's and then the leader's: the cluster goes on.
 func TestDiskFullOfOneMember(t *testing.T) {
-	skipShort(t)
+	cluster.SkipShort(t)
 	disks := make(map[uint64]string)
-	c := newCluster(t, clusterOptions{
-		members: 3, flags: []string{diskMinFree}, dataDir: func(id uint64) string {
-			disks[id] = smallDisk(t, diskSize)
+	c := cluster.New(t, cluster.Options{
+		Members: 3, Flags: []string{diskMinFree}, DataDir: func(id uint64) string {
+			disks[id] = cluster.SmallDisk(t, diskSize)
 			return filepath.Join(disks[id], "data")
 		},
 	})
-	for _, n := range c.nodes {
-		n.start()
+	for _, n := range c.Nodes {
+		n.Start()
 	}
-	leader := c.leader()
-	l := newLoad(t, c)
-	l.writer(c.open(client.Config{}), "w", 200)
-	l.reader(c.open(client.Config{}))
-	probe := l.prober(c.open(client.Config{}))
-	for _, victim := range []*node{c.nodes[leader.id%3], leader} {
-		undo := fillDisk(t, disks[victim.id], diskLeftFull)
+	leader := c.Leader()
+	l := cluster.NewLoad(t, c)
+	l.Writer(c.Open(client.Config{}), "w", 200)
+	l.Reader(c.Open(client.Config{}))
+	probe := l.Prober(c.Open(client.Config{}))
+	for _, victim := range []*cluster.Node{c.Nodes[leader.ID%3], leader} {
+		undo := cluster.FillDisk(t, disks[victim.ID], diskLeftFull)
 		at := time.Now()
-		within(t, "the disk's being seen full", func() error {
-			status, err := victim.status()
+		cluster.Within(t, "the disk's being seen full", func() error {
+			status, err := victim.Status()
 			if err == nil && !status.Disk.Full {
 				err = errors.New("not full")
 			}
@@ -126,52 +99,39 @@ func TestDiskFullOfOneMember(t *testing.T) {
 		if victim == leader {
 			undo() // a leader that cannot hand over has to wait for space
 		}
-		t.Logf("member %d (leader: %v) full: a store was acknowledged %v after", victim.id, victim == leader, probe.await(t, time.Now()))
-		t.Logf("and the first after the fault %v after it", probe.after(at))
+		t.Logf("member %d (leader: %v) full: a store was acknowledged %v after", victim.ID, victim == leader, probe.Await(t, time.Now()))
+		t.Logf("and the first after the fault %v after it", probe.After(at))
 		if victim != leader {
 			undo()
 		}
 	}
-	l.stop()
-	l.verifyAll(c.open(client.Config{}))
-	c.settled()
-	c.check()
+	l.Stop()
+	l.VerifyAll(c.Open(client.Config{}))
+	c.Settled()
+	c.Check()
 }
 
 // TestSlowMember makes one member slow by stopping it for most of the time: a disk that takes 100 ms for each sync looks
 // the same from outside. As a follower it slows nobody; as the leader it loses its place or goes on, and nothing is lost.
 func TestSlowMember(t *testing.T) {
-	skipShort(t)
-	c := startCluster(t, clusterOptions{members: 3})
-	l := newLoad(t, c)
-	l.writer(c.open(client.Config{}), "w", 200)
-	l.reader(c.open(client.Config{}))
-	probe := l.prober(c.open(client.Config{}))
-	for round, slow := range []*node{c.nodes[c.leader().id%3], c.leader()} {
+	cluster.SkipShort(t)
+	c := cluster.Start(t, cluster.Options{Members: 3})
+	l := cluster.NewLoad(t, c)
+	l.Writer(c.Open(client.Config{}), "w", 200)
+	l.Reader(c.Open(client.Config{}))
+	probe := l.Prober(c.Open(client.Config{}))
+	for round, slow := range []*cluster.Node{c.Nodes[c.Leader().ID%3], c.Leader()} {
 		began := time.Now()
 		for time.Since(began) < 4*time.Second {
-			slow.signal(syscall.SIGSTOP)
+			slow.Signal(syscall.SIGSTOP)
 			time.Sleep(100*time.Millisecond + time.Duration(rand.Int64N(int64(50*time.Millisecond))))
-			slow.signal(syscall.SIGCONT)
+			slow.Signal(syscall.SIGCONT)
 			time.Sleep(10 * time.Millisecond)
 		}
-		t.Logf("%s slow: %s", [...]string{"a follower", "the leader"}[round], probe.summary(began))
-		probe.await(t, time.Now())
+		t.Logf("%s slow: %s", [...]string{"a follower", "the leader"}[round], probe.Summary(began))
+		probe.Await(t, time.Now())
 	}
-	l.stop()
-	l.verifyAll(c.open(client.Config{}))
-	c.settled()
-}
-
-// summary says how many stores were acknowledged since a time, and how long they took.
-func (p *resume) summary(since time.Time) string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	var took []time.Duration
-	for _, s := range p.puts {
-		if s.from.After(since) {
-			took = append(took, s.to.Sub(s.from))
-		}
-	}
-	return "stores took " + percentiles(took)
+	l.Stop()
+	l.VerifyAll(c.Open(client.Config{}))
+	c.Settled()
 }

@@ -11,24 +11,25 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"larder/client"
+	"larder/integration/cluster"
 	"larder/protocol"
 )
 
 // TestBadInputCostsItsSenderOnly sends what no sound client sends over real sockets. Each gets an error that says what is
 // wrong, or a closed connection, and the server goes on serving others.
 func TestBadInputCostsItsSenderOnly(t *testing.T) {
-	c := startCluster(t, clusterOptions{pool: "66MiB", flags: []string{"--write-timeout=2s", "--handshake-timeout=3s"}})
-	addr := c.nodes[0].client
-	x := c.open(client.Config{})
-	fill(t, x, "sound", 64, pageSize)
+	c := cluster.Start(t, cluster.Options{Pool: "66MiB", Flags: []string{"--write-timeout=2s", "--handshake-timeout=3s"}})
+	addr := c.Nodes[0].Client
+	x := c.Open(client.Config{})
+	cluster.Fill(t, x, "sound", 64, cluster.PageSize)
 	others := func(t *testing.T) {
 		t.Helper()
-		require.Equal(t, 64, held(t, x, "sound", 64))
-		_, err := x.Put(t.Context(), []byte("sound/"+t.Name()), makeValue(nil, "v", 1, 100))
+		require.Equal(t, 64, cluster.Held(t, x, "sound", 64))
+		_, err := x.Put(t.Context(), []byte("sound/"+t.Name()), cluster.MakeValue(nil, "v", 1, 100))
 		require.NoError(t, err)
 	}
-	within(t, "the end of the new leader's grace", func() error {
-		status, err := c.nodes[0].status()
+	cluster.Within(t, "the end of the new leader's grace", func() error {
+		status, err := c.Nodes[0].Status()
 		if err == nil && status.GraceMS > 0 {
 			err = fmt.Errorf("%d ms are left", status.GraceMS) // requests for what cannot be had still wait
 		}
@@ -40,7 +41,7 @@ func TestBadInputCostsItsSenderOnly(t *testing.T) {
 	t.Run("allocs", func(t *testing.T) { badAllocs(t, addr); others(t) })
 	t.Run("never reads", func(t *testing.T) { neverReads(t, addr, x); others(t) })
 	t.Run("idle connections", func(t *testing.T) { idleConnections(t, c, others) })
-	c.check()
+	c.Check()
 }
 
 // header makes the head of a frame.
@@ -63,25 +64,25 @@ func badFrames(t *testing.T, addr string) {
 		"zeros":       make([]byte, 4096),
 	} {
 		t.Run(name, func(t *testing.T) {
-			conn := dialRaw(t, addr)
-			_, err := conn.conn.Write(b)
+			conn := cluster.DialRaw(t, addr)
+			_, err := conn.Conn.Write(b)
 			require.NoError(t, err)
-			conn.ended() //nolint:errcheck // it may be a reset
+			conn.Ended() //nolint:errcheck // it may be a reset
 		})
 	}
 	t.Run("cut off", func(t *testing.T) {
-		conn := dialRaw(t, addr)
-		_, err := conn.conn.Write(append(header(0xCF00, 1, protocol.TypeLookup, 1000), "half"...))
+		conn := cluster.DialRaw(t, addr)
+		_, err := conn.Conn.Write(append(header(0xCF00, 1, protocol.TypeLookup, 1000), "half"...))
 		require.NoError(t, err)
-		require.NoError(t, conn.conn.(*net.TCPConn).CloseWrite())
-		conn.ended() //nolint:errcheck // however
+		require.NoError(t, conn.Conn.(*net.TCPConn).CloseWrite())
+		conn.Ended() //nolint:errcheck // however
 	})
 }
 
 // badMessages sends frames whose payloads are not what their types promise: an error each, and the connection goes on.
 func badMessages(t *testing.T, addr string) {
 	t.Helper()
-	conn := dialRaw(t, addr)
+	conn := cluster.DialRaw(t, addr)
 	long := []byte(strings.Repeat("k", protocol.MaxKeyBytes+1))
 	many := make([][]byte, protocol.MaxBatch+1)
 	for i := range many {
@@ -92,23 +93,23 @@ func badMessages(t *testing.T, addr string) {
 		payload func([]byte) []byte
 		code    protocol.Code
 	}{
-		"empty":         {protocol.TypeLookup, rawPayload(nil), protocol.CodeBadRequest},
-		"no map":        {protocol.TypeLookup, rawPayload([]byte{0x93, 1, 2, 3}), protocol.CodeBadRequest},
-		"cut map":       {protocol.TypeLookup, rawPayload([]byte{0x82, 0xa3, 'k', 'e', 'y'}), protocol.CodeBadRequest},
-		"huge map":      {protocol.TypeRegister, rawPayload([]byte{0xdf, 0xff, 0xff, 0xff, 0xff}), protocol.CodeBadRequest},
-		"deep nesting":  {protocol.TypeLookup, rawPayload(append([]byte{0x81, 0xa1, 'x'}, []byte(strings.Repeat("\x91", 10000))...)), protocol.CodeBadRequest},
+		"empty":         {protocol.TypeLookup, cluster.RawPayload(nil), protocol.CodeBadRequest},
+		"no map":        {protocol.TypeLookup, cluster.RawPayload([]byte{0x93, 1, 2, 3}), protocol.CodeBadRequest},
+		"cut map":       {protocol.TypeLookup, cluster.RawPayload([]byte{0x82, 0xa3, 'k', 'e', 'y'}), protocol.CodeBadRequest},
+		"huge map":      {protocol.TypeRegister, cluster.RawPayload([]byte{0xdf, 0xff, 0xff, 0xff, 0xff}), protocol.CodeBadRequest},
+		"deep nesting":  {protocol.TypeLookup, cluster.RawPayload(append([]byte{0x81, 0xa1, 'x'}, []byte(strings.Repeat("\x91", 10000))...)), protocol.CodeBadRequest},
 		"unknown type":  {protocol.Type(0x6E), protocol.AppendEmpty, protocol.CodeUnsupported},
 		"a push":        {protocol.TypeRevoke, protocol.AppendEmpty, protocol.CodeUnsupported},
 		"shutdown":      {protocol.TypeShutdown, protocol.AppendEmpty, protocol.CodeForbidden},
-		"long key":      {protocol.TypeLookup, as(protocol.TypeLookup, (&protocol.LookupRequest{Keys: [][]byte{long}}).AppendAs), protocol.CodeKeyTooLong},
-		"long batch":    {protocol.TypeBatchLookup, as(protocol.TypeBatchLookup, (&protocol.LookupRequest{Keys: many}).AppendAs), protocol.CodeLimit},
+		"long key":      {protocol.TypeLookup, cluster.As(protocol.TypeLookup, (&protocol.LookupRequest{Keys: [][]byte{long}}).AppendAs), protocol.CodeKeyTooLong},
+		"long batch":    {protocol.TypeBatchLookup, cluster.As(protocol.TypeBatchLookup, (&protocol.LookupRequest{Keys: many}).AppendAs), protocol.CodeLimit},
 		"long instance": {protocol.TypeHandshake, (&protocol.HandshakeRequest{InstanceID: string(long), Protocol: 1}).Append, protocol.CodeBadRequest},
 	} {
 		t.Run(name, func(t *testing.T) {
-			reply, err := conn.do(v.typ, v.payload)
+			reply, err := conn.Do(v.typ, v.payload)
 			require.NoError(t, err)
 			var e protocol.SuccessReply
-			require.NoError(t, e.Decode(reply.payload))
+			require.NoError(t, e.Decode(reply.Payload))
 			t.Logf("%s: %s", e.Code, e.Message)
 			require.NotEmpty(t, e.Message)
 			if v.code != protocol.CodeForbidden { // Maru's own error, whose code is this server's choice
@@ -121,17 +122,17 @@ func badMessages(t *testing.T, addr string) {
 // badRegisters registers what does not fit its region.
 func badRegisters(t *testing.T, addr string) {
 	t.Helper()
-	conn := dialRaw(t, addr)
-	conn.handshake("hostile")
-	given, err := conn.alloc(protocol.AllocRequest{
-		Mutation: protocol.Mutation{Seq: 1, Acked: 1}, InstanceID: "hostile", Size: 1 << 20, PageSize: pageSize,
+	conn := cluster.DialRaw(t, addr)
+	conn.Handshake("hostile")
+	given, err := conn.Alloc(protocol.AllocRequest{
+		Mutation: protocol.Mutation{Seq: 1, Acked: 1}, InstanceID: "hostile", Size: 1 << 20, PageSize: cluster.PageSize,
 	})
 	require.NoError(t, err)
 	region := given.Region
-	victim := dialRaw(t, addr)
-	victim.handshake("neighbour")
-	other, err := victim.alloc(protocol.AllocRequest{
-		Mutation: protocol.Mutation{Seq: 1, Acked: 1}, InstanceID: "neighbour", Size: 1 << 20, PageSize: pageSize,
+	victim := cluster.DialRaw(t, addr)
+	victim.Handshake("neighbour")
+	other, err := victim.Alloc(protocol.AllocRequest{
+		Mutation: protocol.Mutation{Seq: 1, Acked: 1}, InstanceID: "neighbour", Size: 1 << 20, PageSize: cluster.PageSize,
 	})
 	require.NoError(t, err)
 
@@ -141,8 +142,8 @@ func badRegisters(t *testing.T, addr string) {
 		}
 	}
 	seq := uint64(2)
-	require.NoError(t, conn.register(seq, entry("hostile/ok", 0, 100)))
-	foreign, stale, nowhere := entry("a", 0, 100), entry("a", pageSize, 100), entry("a", 0, 100)
+	require.NoError(t, conn.Register(seq, entry("hostile/ok", 0, 100)))
+	foreign, stale, nowhere := entry("a", 0, 100), entry("a", cluster.PageSize, 100), entry("a", 0, 100)
 	foreign.RegionID, foreign.Epoch = other.Region.RegionID, other.Region.Epoch
 	stale.Epoch += 7
 	nowhere.RegionID = 1 << 20
@@ -151,51 +152,51 @@ func badRegisters(t *testing.T, addr string) {
 		code protocol.Code
 	}{
 		"behind its region":  {entry("a", region.Length, 100), protocol.CodeOutOfRegion},
-		"across its end":     {entry("a", region.Length-pageSize, 2*pageSize), protocol.CodeOutOfRegion},
+		"across its end":     {entry("a", region.Length-cluster.PageSize, 2*cluster.PageSize), protocol.CodeOutOfRegion},
 		"offset of 2^63":     {entry("a", 1<<63, 100), protocol.CodeOutOfRegion},
 		"length of 2^63":     {entry("a", 0, 1<<63), protocol.CodeBadRequest},
-		"wrapping around":    {entry("a", 1<<64-pageSize, 2*pageSize), protocol.CodeOutOfRegion},
+		"wrapping around":    {entry("a", 1<<64-cluster.PageSize, 2*cluster.PageSize), protocol.CodeOutOfRegion},
 		"between two pages":  {entry("a", 100, 100), protocol.CodeMisaligned},
-		"overlapping":        {entry("a", 0, 2*pageSize), protocol.CodeOverlap},
-		"empty":              {entry("a", pageSize, 0), protocol.CodeBadRequest},
-		"with a long key":    {entry(strings.Repeat("k", protocol.MaxKeyBytes+1), pageSize, 100), protocol.CodeKeyTooLong},
+		"overlapping":        {entry("a", 0, 2*cluster.PageSize), protocol.CodeOverlap},
+		"empty":              {entry("a", cluster.PageSize, 0), protocol.CodeBadRequest},
+		"with a long key":    {entry(strings.Repeat("k", protocol.MaxKeyBytes+1), cluster.PageSize, 100), protocol.CodeKeyTooLong},
 		"in another's":       {foreign, protocol.CodeNotOwner},
 		"with a stale epoch": {stale, protocol.CodeStaleEpoch},
 		"nowhere":            {nowhere, protocol.CodeStaleEpoch},
 	} {
 		t.Run(name, func(t *testing.T) {
 			seq++
-			err := conn.register(seq, v.e)
+			err := conn.Register(seq, v.e)
 			require.Error(t, err)
 			t.Log(err)
 			require.Equal(t, v.code, protocol.CodeOf(err))
 		})
 	}
 	seq++
-	require.NoError(t, conn.register(seq, entry("hostile/still", pageSize, 100)), "the session goes on")
+	require.NoError(t, conn.Register(seq, entry("hostile/still", cluster.PageSize, 100)), "the session goes on")
 }
 
 // badAllocs asks for memory that cannot be given.
 func badAllocs(t *testing.T, addr string) {
 	t.Helper()
-	conn := dialRaw(t, addr)
-	conn.handshake("greedy")
+	conn := cluster.DialRaw(t, addr)
+	conn.Handshake("greedy")
 	seq := uint64(0)
 	for name, v := range map[string]struct {
 		size, page, need uint64
 		codes            []protocol.Code
 	}{
-		"size 0":                   {0, pageSize, 0, []protocol.Code{protocol.CodeBadRequest, protocol.CodeMisaligned}},
-		"size 2^63":                {1 << 63, pageSize, 0, []protocol.Code{protocol.CodeNoSpace, protocol.CodeLimit}},
-		"size 2^64-1":              {1<<64 - 1, pageSize, 0, []protocol.Code{protocol.CodeNoSpace, protocol.CodeLimit}},
-		"larger than the pool":     {1 << 30, pageSize, 0, []protocol.Code{protocol.CodeNoSpace}},
+		"size 0":                   {0, cluster.PageSize, 0, []protocol.Code{protocol.CodeBadRequest, protocol.CodeMisaligned}},
+		"size 2^63":                {1 << 63, cluster.PageSize, 0, []protocol.Code{protocol.CodeNoSpace, protocol.CodeLimit}},
+		"size 2^64-1":              {1<<64 - 1, cluster.PageSize, 0, []protocol.Code{protocol.CodeNoSpace, protocol.CodeLimit}},
+		"larger than the pool":     {1 << 30, cluster.PageSize, 0, []protocol.Code{protocol.CodeNoSpace}},
 		"page that is no multiple": {1 << 20, 5000, 0, []protocol.Code{protocol.CodeMisaligned, protocol.CodeBadRequest}},
 		"page of 2^63":             {1 << 20, 1 << 63, 0, []protocol.Code{protocol.CodeMisaligned, protocol.CodeBadRequest, protocol.CodeLimit}},
-		"2^63 pages":               {1 << 20, pageSize, 1 << 63, []protocol.Code{protocol.CodeNoSpace, protocol.CodeLimit, protocol.CodeBadRequest}},
+		"2^63 pages":               {1 << 20, cluster.PageSize, 1 << 63, []protocol.Code{protocol.CodeNoSpace, protocol.CodeLimit, protocol.CodeBadRequest}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			seq++
-			reply, err := conn.alloc(protocol.AllocRequest{
+			reply, err := conn.Alloc(protocol.AllocRequest{
 				Mutation: protocol.Mutation{Seq: seq, Acked: seq}, InstanceID: "greedy",
 				Size: v.size, PageSize: v.page, NeedPages: v.need, Evict: true, TimeoutMS: 100,
 			})
@@ -221,7 +222,7 @@ func neverReads(t *testing.T, addr string, x *client.Client) {
 		buf, mark := protocol.BeginFrame(burst, protocol.TypeBatchLookup, 1)
 		burst = protocol.EndFrame((&protocol.LookupRequest{Keys: keys}).AppendAs(buf, protocol.TypeBatchLookup), mark)
 	}
-	require.NoError(t, conn.SetWriteDeadline(time.Now().Add(hang)))
+	require.NoError(t, conn.SetWriteDeadline(time.Now().Add(cluster.Hang)))
 	for begun := time.Now(); ; {
 		if _, err = conn.Write(burst); err != nil {
 			t.Logf("cut off after %v: %v", time.Since(begun), err)
@@ -233,14 +234,14 @@ func neverReads(t *testing.T, addr string, x *client.Client) {
 		timeout = e
 	}
 	require.False(t, timeout != nil && timeout.Timeout(), "the server neither reads on nor closes the connection")
-	require.Equal(t, 64, held(t, x, "sound", 64))
+	require.Equal(t, 64, cluster.Held(t, x, "sound", 64))
 }
 
 // idleConnections opens many connections that say nothing.
-func idleConnections(t *testing.T, c *cluster, others func(*testing.T)) {
+func idleConnections(t *testing.T, c *cluster.Cluster, others func(*testing.T)) {
 	t.Helper()
 	const n = 2000
-	before, err := c.nodes[0].status()
+	before, err := c.Nodes[0].Status()
 	require.NoError(t, err)
 	conns := make([]net.Conn, 0, n)
 	defer func() {
@@ -249,13 +250,13 @@ func idleConnections(t *testing.T, c *cluster, others func(*testing.T)) {
 		}
 	}()
 	for range n {
-		conn, err := net.Dial("tcp", c.nodes[0].client)
+		conn, err := net.Dial("tcp", c.Nodes[0].Client)
 		require.NoError(t, err)
 		conns = append(conns, conn)
 	}
 	others(t)
-	within(t, "the end of connections that say nothing", func() error {
-		status, err := c.nodes[0].status()
+	cluster.Within(t, "the end of connections that say nothing", func() error {
+		status, err := c.Nodes[0].Status()
 		if err == nil && status.Connections > before.Connections {
 			err = fmt.Errorf("%d connections", status.Connections)
 		}

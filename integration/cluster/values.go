@@ -1,20 +1,18 @@
-package integration
+package cluster
 
 import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
-	"testing"
 
-	"github.com/stretchr/testify/require"
 	"github.com/zeebo/xxh3"
 )
 
 // headBytes is what a value begins with: hash of the key, version, length, and a sum of these three.
 const headBytes = 32
 
-// makeValue makes the value of a version of a key: its bytes depend on both, and on nothing else.
-func makeValue(dst []byte, key string, version uint64, size int) []byte {
+// MakeValue makes the value of a version of a key: its bytes depend on both, and on nothing else.
+func MakeValue(dst []byte, key string, version uint64, size int) []byte {
 	size = max(size, headBytes)
 	if cap(dst) < size {
 		dst = make([]byte, size)
@@ -45,13 +43,13 @@ func valueSize(key string, version uint64) int {
 	return headBytes + r.IntN(40<<10) | 1
 }
 
-// valueOf is makeValue of the usual length.
-func valueOf(dst []byte, key string, version uint64) []byte {
-	return makeValue(dst, key, version, valueSize(key, version))
+// ValueOf is makeValue of the usual length.
+func ValueOf(dst []byte, key string, version uint64) []byte {
+	return MakeValue(dst, key, version, valueSize(key, version))
 }
 
-// checkValue verifies all bytes of a value and returns the version that it is.
-func checkValue(key string, value []byte) (version uint64, err error) {
+// CheckValue verifies all bytes of a value and returns the version that it is.
+func CheckValue(key string, value []byte) (version uint64, err error) {
 	if len(value) < headBytes {
 		return 0, fmt.Errorf("key %s: %d bytes are not a value", key, len(value))
 	}
@@ -65,28 +63,11 @@ func checkValue(key string, value []byte) (version uint64, err error) {
 	if binary.LittleEndian.Uint64(value[16:]) != uint64(len(value)) {
 		return version, fmt.Errorf("key %s, version %d: %d bytes of %d", key, version, len(value), binary.LittleEndian.Uint64(value[16:]))
 	}
-	want := makeValue(nil, key, version, len(value))
+	want := MakeValue(nil, key, version, len(value))
 	for i := range value {
 		if value[i] != want[i] {
 			return version, fmt.Errorf("key %s, version %d, %d bytes: wrong from byte %d on", key, version, len(value), i)
 		}
 	}
 	return version, nil
-}
-
-func TestValuesTellEveryWrongByte(t *testing.T) {
-	value := valueOf(nil, "key", 7)
-	version, err := checkValue("key", value)
-	require.NoError(t, err)
-	require.Equal(t, uint64(7), version)
-	_, err = checkValue("other", value)
-	require.Error(t, err)
-	_, err = checkValue("key", value[:len(value)-1])
-	require.Error(t, err)
-	for _, i := range []int{0, 9, 17, 25, headBytes, len(value) / 2, len(value) - 1} {
-		value[i] ^= 1
-		_, err = checkValue("key", value)
-		require.Error(t, err, "byte %d", i)
-		value[i] ^= 1
-	}
 }

@@ -1,4 +1,4 @@
-package integration
+package cluster
 
 import (
 	"bufio"
@@ -26,8 +26,8 @@ const (
 	childArgs = "LARDER_TEST_CHILD_ARGS"
 )
 
-// childConfig is what a child is told.
-type childConfig struct {
+// ChildConfig is what a child is told.
+type ChildConfig struct {
 	Addrs    []string
 	Instance string // "" = of its own
 	TTL      time.Duration
@@ -38,14 +38,14 @@ type childConfig struct {
 
 // runChild is the main function of a child process.
 func runChild(job string) int {
-	var cfg childConfig
+	var cfg ChildConfig
 	if err := json.Unmarshal([]byte(os.Getenv(childArgs)), &cfg); err != nil {
 		fmt.Fprintln(os.Stderr, "child:", err)
 		return 1
 	}
-	jobs := map[string]func(*client.Client, childConfig) error{"write": childWrite, "hold": childHold}
+	jobs := map[string]func(*client.Client, ChildConfig) error{"write": childWrite, "hold": childHold}
 	x, err := client.Open(context.Background(), client.Config{
-		Addrs: cfg.Addrs, Instance: cfg.Instance, TTL: cfg.TTL, PageSize: pageSize, RegionSize: regionSize,
+		Addrs: cfg.Addrs, Instance: cfg.Instance, TTL: cfg.TTL, PageSize: PageSize, RegionSize: RegionSize,
 	})
 	if err == nil {
 		err = jobs[job](x, cfg)
@@ -77,7 +77,7 @@ func step(key string, version uint64, do func(ctx context.Context) error) error 
 	if err := hear(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), hang)
+	ctx, cancel := context.WithTimeout(context.Background(), Hang)
 	defer cancel()
 	if err := do(ctx); err != nil {
 		return fmt.Errorf("%s to version %d: %w", key, version, err)
@@ -86,11 +86,11 @@ func step(key string, version uint64, do func(ctx context.Context) error) error 
 }
 
 // childWrite stores and deletes keys of its own.
-func childWrite(x *client.Client, cfg childConfig) error {
+func childWrite(x *client.Client, cfg ChildConfig) error {
 	var buf []byte
 	for n := 0; ; n++ {
 		key := fmt.Sprintf("%s/%d", cfg.Name, n)
-		buf = valueOf(buf, key, 1)
+		buf = ValueOf(buf, key, 1)
 		err := step(key, 1, func(ctx context.Context) error {
 			_, err := x.Put(ctx, []byte(key), buf)
 			return err
@@ -105,19 +105,19 @@ func childWrite(x *client.Client, cfg childConfig) error {
 		if err != nil {
 			return err
 		}
-		time.Sleep(pace)
+		sleep(pace)
 	}
 }
 
 // childHold writes bytes of values that it never registers, says so, and waits for its end.
-func childHold(x *client.Client, cfg childConfig) error {
+func childHold(x *client.Client, cfg ChildConfig) error {
 	for n := range cfg.Live {
 		key := fmt.Sprintf("%s/%d", cfg.Name, n)
 		a, err := x.Alloc(context.Background(), []byte(key), cfg.Size)
 		if err != nil {
 			return fmt.Errorf("alloc %s: %w", key, err)
 		}
-		copy(a.Bytes(), makeValue(nil, key, 1, cfg.Size))
+		copy(a.Bytes(), MakeValue(nil, key, 1, cfg.Size))
 	}
 	if err := say("holding"); err != nil {
 		return err
@@ -125,8 +125,8 @@ func childHold(x *client.Client, cfg childConfig) error {
 	return hear()
 }
 
-// child is a client in a process of its own.
-type child struct {
+// Child is a client in a process of its own.
+type Child struct {
 	t     *testing.T
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
@@ -137,15 +137,15 @@ type child struct {
 	said map[string]bool // lines that are no operations
 }
 
-// startChild starts a client in a process of its own. What it says of its operations goes into the ledger.
-func startChild(t *testing.T, c *cluster, l *ledger, job string, cfg childConfig) *child {
+// StartChild starts a client in a process of its own. What it says of its operations goes into the ledger.
+func StartChild(t *testing.T, c *Cluster, l *Ledger, job string, cfg ChildConfig) *Child {
 	t.Helper()
-	cfg.Addrs = c.addrs()
+	cfg.Addrs = c.Addrs()
 	args, err := json.Marshal(cfg)
 	require.NoError(t, err)
 	self, err := os.Executable()
 	require.NoError(t, err)
-	k := &child{t: t, cmd: exec.Command(self), done: make(chan struct{}), said: make(map[string]bool)}
+	k := &Child{t: t, cmd: exec.Command(self), done: make(chan struct{}), said: make(map[string]bool)}
 	k.cmd.Env = append(os.Environ(), childJob+"="+job, childArgs+"="+string(args))
 	k.cmd.Stderr = &k.errs
 	out, err := k.cmd.StdoutPipe()
@@ -155,7 +155,7 @@ func startChild(t *testing.T, c *cluster, l *ledger, job string, cfg childConfig
 	require.NoError(t, k.cmd.Start())
 	go k.listen(out, l)
 	t.Cleanup(func() {
-		k.kill()
+		k.Kill()
 		if t.Failed() {
 			t.Logf("child %s: %s", cfg.Name, k.errs.String())
 		}
@@ -164,7 +164,7 @@ func startChild(t *testing.T, c *cluster, l *ledger, job string, cfg childConfig
 }
 
 // listen reads what the child says.
-func (k *child) listen(out io.Reader, l *ledger) {
+func (k *Child) listen(out io.Reader, l *Ledger) {
 	defer close(k.done)
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		var key string
@@ -173,13 +173,13 @@ func (k *child) listen(out io.Reader, l *ledger) {
 		switch {
 		case strings.HasPrefix(line, "begin "):
 			if _, err := fmt.Sscanf(line, "begin %s %d", &key, &version); err == nil {
-				l.of(key).begin(version)
+				l.Of(key).Begin(version)
 			}
 			if _, err := k.stdin.Write([]byte("\n")); err != nil {
 				continue // it has been killed; what it said before is still to be heard
 			}
 		case strings.HasPrefix(line, "ack "):
-			l.of(line[len("ack "):]).ack()
+			l.Of(line[len("ack "):]).Ack()
 		default:
 			k.mu.Lock()
 			k.said[line] = true
@@ -188,10 +188,10 @@ func (k *child) listen(out io.Reader, l *ledger) {
 	}
 }
 
-// hears waits until the child has said a line.
-func (k *child) hears(line string) {
+// Hears waits until the child has said a line.
+func (k *Child) Hears(line string) {
 	k.t.Helper()
-	within(k.t, "child's "+line, func() error {
+	Within(k.t, "child's "+line, func() error {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		select {
@@ -206,16 +206,16 @@ func (k *child) hears(line string) {
 	})
 }
 
-// signal sends a signal.
-func (k *child) signal(s syscall.Signal) {
+// Signal sends a signal.
+func (k *Child) Signal(s syscall.Signal) {
 	k.t.Helper()
 	if err := k.cmd.Process.Signal(s); !errors.Is(err, os.ErrProcessDone) {
 		require.NoError(k.t, err)
 	}
 }
 
-// alive fails the test if the child has ended by itself: one of its calls has failed.
-func (k *child) alive() {
+// Alive fails the test if the child has ended by itself: one of its calls has failed.
+func (k *Child) Alive() {
 	k.t.Helper()
 	select {
 	case <-k.done:
@@ -224,8 +224,8 @@ func (k *child) alive() {
 	}
 }
 
-// kill ends the child between any two of its instructions, and waits until all it said has been heard.
-func (k *child) kill() {
+// Kill ends the child between any two of its instructions, and waits until all it said has been heard.
+func (k *Child) Kill() {
 	if k.cmd.ProcessState != nil {
 		return
 	}

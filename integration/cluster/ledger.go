@@ -1,4 +1,4 @@
-package integration
+package cluster
 
 import (
 	"fmt"
@@ -9,16 +9,16 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// ledger holds what was tried and acknowledged for keys that have one writer each, so that what a read may return is
+// Ledger holds what was tried and acknowledged for keys that have one writer each, so that what a read may return is
 // known exactly.
-type ledger struct {
+type Ledger struct {
 	mu   sync.Mutex
-	keys map[string]*history
+	keys map[string]*History
 	list []string // keys in the order of their first store
 }
 
-// history is the life of one key: states 0, 1, 2, ... in the order of its writer's operations. State 0 is absence.
-type history struct {
+// History is the life of one key: states 0, 1, 2, ... in the order of its writer's operations. State 0 is absence.
+type History struct {
 	mu     sync.Mutex
 	states []state
 }
@@ -31,54 +31,54 @@ type state struct {
 	sum     uint64    // checksum of the value; 0 = not computed
 }
 
-func newLedger() *ledger { return &ledger{keys: make(map[string]*history)} }
+func NewLedger() *Ledger { return &Ledger{keys: make(map[string]*History)} }
 
-// of returns the history of a key.
-func (l *ledger) of(key string) *history {
+// Of returns the history of a key.
+func (l *Ledger) Of(key string) *History {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h := l.keys[key]
 	if h == nil {
-		h = &history{states: []state{{}}}
+		h = &History{states: []state{{}}}
 		l.keys[key] = h
 		l.list = append(l.list, key)
 	}
 	return h
 }
 
-// all lists the keys.
-func (l *ledger) all() []string {
+// All lists the keys.
+func (l *Ledger) All() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.list)
 }
 
-// begin notes that an operation is called which makes the key what version says.
-func (h *history) begin(version uint64) {
+// Begin notes that an operation is called which makes the key what version says.
+func (h *History) Begin(version uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.states = append(h.states, state{version: version, begun: time.Now()})
+	h.states = append(h.states, state{version: version, begun: now()})
 }
 
-// ack notes that the last operation was acknowledged.
-func (h *history) ack() {
+// Ack notes that the last operation was acknowledged.
+func (h *History) Ack() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.states[len(h.states)-1].acked = time.Now()
+	h.states[len(h.states)-1].acked = now()
 }
 
-// now returns the version after the last operation, and whether that is certain.
-func (h *history) now() (version uint64, certain bool) {
+// Now returns the version after the last operation, and whether that is certain.
+func (h *History) Now() (version uint64, certain bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	last := h.states[len(h.states)-1]
 	return last.version, len(h.states) == 1 || !last.acked.IsZero()
 }
 
-// allows says why a read, sent at sent and answered at answered with a version (0 = absent), may not be; nil if it may.
+// Allows says why a read, sent at sent and answered at answered with a version (0 = absent), may not be; nil if it may.
 // It may show the last state that was acknowledged before it was sent, or one whose operation was called later and
 // before the answer. gone says that entries may have left by themselves, so that absence is always right.
-func (h *history) allows(version uint64, sent, answered time.Time, gone bool) error {
+func (h *History) Allows(version uint64, sent, answered time.Time, gone bool) error {
 	if version == 0 && gone {
 		return nil
 	}
@@ -104,7 +104,7 @@ func (h *history) allows(version uint64, sent, answered time.Time, gone bool) er
 }
 
 // text shows the states from one on.
-func (h *history) text(from int) []string {
+func (h *History) text(from int) []string {
 	var text []string
 	for i := max(0, from-1); i < len(h.states); i++ {
 		s := h.states[i]
@@ -121,15 +121,15 @@ func clock(t time.Time) string {
 	return t.Format("15:04:05.000000")
 }
 
-// next is a version that the key has not had.
-func (h *history) next() uint64 {
+// Next is a version that the key has not had.
+func (h *History) Next() uint64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return uint64(len(h.states))
 }
 
-// versionOf finds the version of a key by the checksum of its value; 0 if it has none such.
-func (h *history) versionOf(key string, checksum uint64) uint64 {
+// VersionOf finds the version of a key by the checksum of its value; 0 if it has none such.
+func (h *History) VersionOf(key string, checksum uint64) uint64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for i := range h.states {
@@ -138,7 +138,7 @@ func (h *history) versionOf(key string, checksum uint64) uint64 {
 			continue
 		}
 		if s.sum == 0 {
-			s.sum = xxh3.Hash(valueOf(nil, key, s.version))
+			s.sum = xxh3.Hash(ValueOf(nil, key, s.version))
 		}
 		if s.sum == checksum {
 			return s.version

@@ -1,0 +1,197 @@
+package chaos
+
+import (
+	"testing"
+	"time"
+
+	"larder/integration/cluster"
+)
+
+// cut is a network that loses everything and says nothing.
+var cut = cluster.Rules{Swallow: true}
+
+// partitionLeader cuts the leader off from the others, in both directions. Clients still reach all.
+func partitionLeader(t *testing.T, name string) {
+	t.Helper()
+	r := begin(t, name, settings{})
+	var stood []time.Duration
+	r.until(caseTime, func(i int) {
+		leader := r.c.Leader()
+		rules := cut
+		if i%2 == 1 {
+			rules = cluster.Rules{Hold: true} // the network delivers everything when it is back
+		}
+		at := time.Now()
+		r.c.Links.Both(rules, []uint64{leader.ID}, r.ids(leader))
+		r.fault("partition of the leader")
+		stood = append(stood, r.writing(at, 6))
+		r.sleep(0, time.Second)
+		r.c.Links.Heal()
+		r.sleep(200*time.Millisecond, time.Second)
+	})
+	r.spread("from partition to the next acknowledged store", stood, "<= 6 election timeouts", true)
+	r.finish()
+}
+
+// partitionOneWay lets nothing through from the leader to the others, then nothing back.
+func partitionOneWay(t *testing.T, name string) {
+	t.Helper()
+	r := begin(t, name, settings{})
+	var stood []time.Duration
+	r.until(caseTime, func(i int) {
+		leader := r.c.Leader()
+		at := time.Now()
+		if i%2 == 0 {
+			r.c.Links.Set(cut, []uint64{leader.ID}, r.ids(leader))
+		} else {
+			r.c.Links.Set(cut, r.ids(leader), []uint64{leader.ID})
+		}
+		r.fault("one-way partition of the leader")
+		stood = append(stood, r.writing(at, 6))
+		r.sleep(0, time.Second)
+		r.c.Links.Heal()
+		r.sleep(200*time.Millisecond, time.Second)
+	})
+	r.spread("from partition to the next acknowledged store", stood, "<= 6 election timeouts", true)
+	r.finish()
+}
+
+// partitionFive splits five members into three and two; the leader is in either part.
+func partitionFive(t *testing.T, name string) {
+	t.Helper()
+	r := begin(t, name, settings{members: 5, pool: "64MiB"})
+	var stood []time.Duration
+	r.until(caseTime, func(i int) {
+		leader := r.c.Leader()
+		minority := []uint64{leader.ID, r.ids(leader)[0]}
+		if i%2 == 1 {
+			minority = r.ids(leader)[:2]
+		}
+		var majority []uint64
+		for _, n := range r.c.Nodes {
+			if n.ID != minority[0] && n.ID != minority[1] {
+				majority = append(majority, n.ID)
+			}
+		}
+		at := time.Now()
+		r.c.Links.Both(cut, minority, majority)
+		r.fault("partition of two of five")
+		stood = append(stood, r.writing(at, 6))
+		r.sleep(0, time.Second)
+		r.c.Links.Heal()
+		r.sleep(200*time.Millisecond, time.Second)
+	})
+	r.spread("from partition to the next acknowledged store", stood, "<= 6 election timeouts", true)
+	r.finish()
+}
+
+// bridge cuts the link between the leader and one follower, both of which the third member still sees: leadership must
+// not swing between the two.
+func bridge(t *testing.T, name string) {
+	t.Helper()
+	r := begin(t, name, settings{})
+	leader := r.c.Leader()
+	before, err := leader.Status()
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := r.ids(leader)[0]
+	at := time.Now()
+	r.c.Links.Both(cut, []uint64{leader.ID}, []uint64{other})
+	r.fault("bridge")
+	r.until(caseTime, func(int) {
+		r.writing(time.Now(), 4)
+		r.sleep(100*time.Millisecond, 300*time.Millisecond)
+	})
+	t.Logf("stores during the bridge: %s", r.probe.Summary(at))
+	after, err := r.c.Leader().Status()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.figure("terms begun by a bridge", float64(after.Term-before.Term), "terms", "<= 2", after.Term-before.Term <= 2)
+	r.finish()
+}
+
+// blackholeClients lets nothing through from clients to the leader and back, while connections stay open and the members
+// see each other.
+func blackholeClients(t *testing.T, name string) {
+	t.Helper()
+	r := begin(t, name, settings{})
+	var stood []time.Duration
+	r.until(caseTime, func(i int) {
+		leader := r.c.Leader()
+		rules := cut
+		if i%2 == 1 {
+			rules = cluster.Rules{Hold: true}
+		}
+		r.c.Links.Both(rules, []uint64{cluster.Clients}, []uint64{leader.ID})
+		r.fault("blackhole between clients and the leader")
+		r.sleep(time.Second, 4*time.Second)
+		r.c.Links.Heal()
+		stood = append(stood, r.writing(time.Now(), 6))
+		r.sleep(200*time.Millisecond, time.Second)
+	})
+	r.spread("from the end of the blackhole to the next acknowledged store", stood, "<= 6 election timeouts", true)
+	r.finish()
+}
+
+// delay slows every link between members: 75 ms, give or take 50.
+func delay(t *testing.T, name string) {
+	t.Helper()
+	r := begin(t, name, settings{})
+	before, err := r.c.Leader().Status()
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := time.Now()
+	r.c.Links.Both(cluster.Rules{Delay: 75 * time.Millisecond, Jitter: 50 * time.Millisecond}, r.ids(), r.ids())
+	r.fault("delay of 75 ms between members")
+	r.until(caseTime, func(int) {
+		r.writing(time.Now(), 4)
+		r.sleep(100*time.Millisecond, 300*time.Millisecond)
+	})
+	t.Logf("stores: %s", r.probe.Summary(at))
+	after, err := r.c.Leader().Status()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.figure("terms begun by a delay", float64(after.Term-before.Term), "terms", "0", after.Term == before.Term)
+	r.finish()
+}
+
+// clog fills the connections from the leader to a follower, and then those from clients to it.
+func clog(t *testing.T, name string) {
+	t.Helper()
+	r := begin(t, name, settings{})
+	r.until(caseTime, func(int) {
+		leader, n := r.c.Leader(), r.follower()
+		r.c.Links.Set(cluster.Rules{Hold: true}, []uint64{leader.ID}, []uint64{n.ID})
+		r.fault("clog between the leader and a follower")
+		r.writing(time.Now(), 4)
+		r.sleep(time.Second, 4*time.Second)
+		r.writing(time.Now(), 4)
+		r.c.Links.Heal()
+		r.sleep(200*time.Millisecond, time.Second)
+	})
+	r.finish()
+}
+
+// resetsAndDrops cuts connections off and loses messages at random.
+func resetsAndDrops(t *testing.T, name string) {
+	t.Helper()
+	r := begin(t, name, settings{})
+	r.c.Links.Both(cluster.Rules{Drop: 0.1}, r.ids(), r.ids())
+	r.fault("drop of 10% of the messages between members")
+	ends := append(r.ids(), cluster.Clients)
+	r.until(caseTime, func(int) {
+		from, to := ends[r.rand.IntN(len(ends))], r.ids()[r.rand.IntN(3)]
+		if from == to {
+			return
+		}
+		r.c.Links.Of(from, to).Reset()
+		r.fault("reset of connections")
+		r.sleep(50*time.Millisecond, 500*time.Millisecond)
+		r.writing(time.Now(), 6)
+	})
+	r.finish()
+}
