@@ -1,0 +1,253 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// compileTime is what a command may take beyond its budget: all of the source is compiled again when a package at the
+// bottom changes, on a slow machine.
+const compileTime = 10 * time.Minute
+
+// outputKept bounds what is kept of a command's output, for a message about a failure that was not expected.
+const outputKept = 8 << 10
+
+// runner runs the layers.
+type runner struct {
+	stdout  io.Writer
+	all     bool
+	reports []report
+}
+
+// baseline requires that every command that the bugs name passes on the unchanged source.
+func (r *runner) baseline(ctx context.Context, bugs []*bug) error {
+	seen := map[string]bool{}
+	var errs []error
+	for _, b := range bugs {
+		for i := range b.layers {
+			l := &b.layers[i]
+			if seen[l.command()] {
+				continue
+			}
+			seen[l.command()] = true
+			fmt.Fprintf(r.stdout, "unchanged: %s: ", l.command())
+			o, err := runLayer(ctx, l, "")
+			switch {
+			case err != nil:
+			case o.failed:
+				err = fmt.Errorf("planted: %s fails on the unchanged source, in %s:\n%s", l.command(), o.test, o.output)
+			default:
+				fmt.Fprintf(r.stdout, "passed in %v\n", o.took.Round(10*time.Millisecond))
+			}
+			if err != nil {
+				fmt.Fprintln(r.stdout, "FAILED")
+				errs = append(errs, err)
+			}
+			if ctx.Err() != nil {
+				return errors.Join(errs...)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// plant plants one bug after the other.
+func (r *runner) plant(ctx context.Context, bugs []*bug) error {
+	dir, err := os.MkdirTemp("", "larder-planted-")
+	if err != nil {
+		return fmt.Errorf("planted: %w", err)
+	}
+	defer os.RemoveAll(dir) //nolint:errcheck // a leftover in the temporary directory harms nobody
+	var errs []error
+	for _, b := range bugs {
+		if ctx.Err() != nil {
+			return errors.Join(append(errs, ctx.Err())...)
+		}
+		p := report{Bug: b.name, Title: b.title, Breaks: b.breaks}
+		if err := r.plantOne(ctx, b, filepath.Join(dir, b.name), &p); err != nil {
+			p.Error = err.Error()
+			errs = append(errs, fmt.Errorf("planted: %s: %w", b.name, err))
+		} else if p.Caught = len(p.By) > 0; !p.Caught {
+			errs = append(errs, fmt.Errorf("planted: nothing catches %s (%s): it needs a test", b.name, b.title))
+		}
+		r.reports = append(r.reports, p)
+	}
+	return errors.Join(errs...)
+}
+
+// plantOne runs a bug's layers with it planted.
+func (r *runner) plantOne(ctx context.Context, b *bug, dir string, p *report) error {
+	overlay, err := b.overlay(dir)
+	if err != nil {
+		return err
+	}
+	for i := range b.layers {
+		l := &b.layers[i]
+		fmt.Fprintf(r.stdout, "%s: %s: ", b.name, l.command())
+		o, err := runLayer(ctx, l, overlay)
+		if err != nil {
+			fmt.Fprintln(r.stdout, "FAILED")
+			return err
+		}
+		if !o.failed {
+			fmt.Fprintf(r.stdout, "not caught in %v\n", o.took.Round(10*time.Millisecond))
+			continue
+		}
+		fmt.Fprintf(r.stdout, "caught by %s in %v\n", o.test, o.took.Round(10*time.Millisecond))
+		p.By = append(p.By, caught{Layer: l.name, Test: o.test, Seconds: o.took.Seconds(), Command: l.command()})
+		if !r.all {
+			break
+		}
+	}
+	return nil
+}
+
+// overlay writes the changed files and the description of them that go's flag -overlay takes, whose path it returns.
+func (b *bug) overlay(dir string) (string, error) {
+	changed, err := b.apply(locate)
+	if err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", fmt.Errorf("planted: %w", err)
+	}
+	replace := map[string]string{}
+	for path, text := range changed {
+		to := filepath.Join(dir, fmt.Sprintf("%d-%s", len(replace), filepath.Base(path)))
+		if err := os.WriteFile(to, []byte(text), 0o600); err != nil {
+			return "", fmt.Errorf("planted: %w", err)
+		}
+		replace[path] = to
+	}
+	raw, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return "", fmt.Errorf("planted: %w", err)
+	}
+	path := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(path, raw, 0o600); err != nil {
+		return "", fmt.Errorf("planted: %w", err)
+	}
+	return path, nil
+}
+
+// locate finds a file of the checkout, whose top is the working directory, or of a module.
+func locate(file string) (string, error) {
+	module, path, ok := strings.Cut(file, ":")
+	if !ok {
+		abs, err := filepath.Abs(file)
+		if err != nil {
+			return "", fmt.Errorf("planted: %w", err)
+		}
+		return abs, nil
+	}
+	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module).Output() //nolint:noctx,gosec // it reads go.mod
+	if err != nil {
+		return "", fmt.Errorf("planted: where is module %s: %w", module, err)
+	}
+	return filepath.Join(strings.TrimSpace(string(out)), path), nil
+}
+
+// outcome is what a command of a layer came to.
+type outcome struct {
+	failed bool
+	test   string        // that failed first
+	took   time.Duration // from the first test's start to then, or to the end
+	output string        // the last of it
+}
+
+// event is a line of go test -json.
+type event struct {
+	Time    time.Time
+	Action  string
+	Package string
+	Test    string
+	Output  string
+}
+
+// runLayer runs a layer's command, with the source changed if overlay is not empty. The error says that it could not be
+// run: the source does not compile, or it took longer than a command may.
+func runLayer(ctx context.Context, l *layer, overlay string) (*outcome, error) {
+	ctx, cancel := context.WithTimeout(ctx, l.budget+compileTime)
+	defer cancel()
+	// Race detection would make bugs in the order of events show sooner, and everything else far later.
+	args := []string{"test", "-json", "-count=1", "-failfast", "-timeout=" + l.budget.String()}
+	if overlay != "" {
+		args = append(args, "-overlay="+overlay)
+	}
+	cmd := exec.CommandContext(ctx, "go", append(args, l.args...)...) //nolint:gosec // named by a file of the checkout
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	pipe, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, fmt.Errorf("planted: %w", err)
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("planted: %w", err)
+	}
+	o, broken := readEvents(pipe)
+	err = cmd.Wait()
+	switch {
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("planted: %s was stopped: %w", l.command(), ctx.Err())
+	case broken:
+		return nil, fmt.Errorf("planted: it does not compile:\n%s%s", o.output, stderr.String())
+	case err != nil && !o.failed:
+		return nil, fmt.Errorf("planted: %s: %w\n%s%s", l.command(), err, o.output, stderr.String())
+	case o.took == 0:
+		return nil, fmt.Errorf("planted: %s ran no test", l.command())
+	}
+	return o, nil
+}
+
+// readEvents follows a run until its end. broken says that a package could not be compiled.
+func readEvents(in io.Reader) (o *outcome, broken bool) {
+	o = &outcome{}
+	var began time.Time
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, 4<<20)
+	for lines.Scan() {
+		var e event
+		if json.Unmarshal(lines.Bytes(), &e) != nil {
+			continue
+		}
+		switch e.Action {
+		case "run":
+			if began.IsZero() {
+				began = e.Time
+			}
+		case "build-fail":
+			broken = true
+		case "fail":
+			if !o.failed && (e.Test != "" || !began.IsZero()) {
+				o.failed, o.took = true, max(e.Time.Sub(began), time.Nanosecond)
+				o.test = e.Package + " " + e.Test
+			}
+			if e.Test != "" && strings.HasSuffix(o.test, " ") {
+				o.test = e.Package + " " + e.Test
+			}
+		case "pass":
+			if !o.failed && !began.IsZero() {
+				o.took = max(e.Time.Sub(began), time.Nanosecond)
+			}
+		case "build-output", "output":
+			o.output += e.Output
+			if len(o.output) > 2*outputKept {
+				o.output = o.output[len(o.output)-outputKept:]
+			}
+		}
+	}
+	o.test = strings.TrimSpace(strings.TrimPrefix(o.test, "larder/"))
+	return o, broken
+}
