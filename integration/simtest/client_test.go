@@ -448,6 +448,7 @@ func (c *client) pushed(x *clientConn, t protocol.Type, body []byte) {
 		for i := range push.Pages {
 			c.pool.freed(&push.Pages[i])
 		}
+		c.eager()
 		req := protocol.FreedAckRequest{ID: push.ID}
 		x.post(protocol.TypeFreedAck, req.Append(nil))
 		c.wakeAll()

@@ -123,6 +123,9 @@ func (v *coverage) String() string {
 		v.PowerLosses, v.Snapshots, v.Replaced)
 	fmt.Fprintf(&b, "compared: %d state hashes, %d answers, %d operations linearized, %d leases, %d pages read, %d written\n",
 		v.HashChecks, v.Answers, v.Linear, v.Leases, v.PagesRead, v.PagesWritten)
+	fmt.Fprintf(&b, "allocations by phase %v, %d entries dropped by the system, %d reads too late, %d of lost bytes, %d revokes, "+
+		"%d freed pushed, %d sessions, %d lost, %d resumed, %d outcomes unknown, %d answers disowned\n", v.Phases, v.Drops, v.Late,
+		v.GenerationMisses, v.Revokes, v.Freed, v.Sessions, v.SessionsLost, v.Resumed, v.Unknown, v.Disowned)
 	line := func(name string, m map[string]uint64) {
 		fmt.Fprintf(&b, "%s:", name)
 		for _, k := range slices.Sorted(maps.Keys(m)) {

@@ -218,6 +218,10 @@ func (s *sim) checkReplica(m *member) {
 		return
 	}
 	m.at, m.hash = at, hash
+	s.compareState(m, at, hash)
+}
+
+func (s *sim) compareState(m *member, at, hash uint64) {
 	h := s.log
 	if at == 0 {
 		return

@@ -73,3 +73,69 @@ func TestSeed(t *testing.T) {
 		t.Errorf("%v\n%s", r.violation, o.line(commit()))
 	}
 }
+
+// TestSwarm runs many seeds, each with a mixture of faults of its own.
+func TestSwarm(t *testing.T) {
+	seeds, ticks := *flagSeeds, ticksOr(10_000)
+	short := seeds == 0 && *flagMinutes == 0
+	if short {
+		seeds, ticks = shortSeeds, ticksOr(shortTicks)
+	}
+	total := newCoverage()
+	begun := time.Now()
+	defer func() {
+		t.Logf("%v\n%v", time.Since(begun).Round(time.Millisecond), total)
+		if *flagJSON != "" {
+			require.NoError(t, total.write(*flagJSON))
+		}
+	}()
+	for i := 0; i < seeds || time.Since(begun).Minutes() < *flagMinutes; i++ {
+		o := runOptions(t, *flagFirst+uint64(i), ticks)
+		r := simulate(t, o)
+		total.add(r.cover)
+		if r.violation != nil {
+			t.Errorf("%v\n%s", r.violation, o.line(commit()))
+			if *flagMinim {
+				minimise(t, o, r)
+			}
+			if total.Violations >= 5 {
+				t.Fatal("enough failures")
+			}
+		}
+	}
+	if seeds >= 200 {
+		require.Empty(t, total.never(), "these faults never fired")
+	}
+}
+
+// The short run: at least 100,000 ticks and 10 seeds.
+const (
+	shortSeeds = 40
+	shortTicks = 2500
+)
+
+// TestSeedsRepeat runs seeds twice: all that happens is the same, bit for bit.
+func TestSeedsRepeat(t *testing.T) {
+	for seed := range uint64(4) {
+		o := runOptions(t, 1000+seed, 400)
+		o.faults = allClasses
+		a, b := simulate(t, o), simulate(t, o)
+		require.Equal(t, a.trace, b.trace, "seed %d", o.seed)
+		require.Equal(t, a.cover, b.cover, "seed %d", o.seed)
+		require.Nil(t, a.violation)
+	}
+}
+
+// TestClassesAreWrittenAndRead checks the names that -faults takes.
+func TestClassesAreWrittenAndRead(t *testing.T) {
+	for c := range classes {
+		require.NotEmpty(t, c.String())
+		set, bad := parseClasses(classSet(0).with(c).String())
+		require.Empty(t, bad)
+		require.Equal(t, classSet(0).with(c), set)
+	}
+	_, bad := parseClasses("net-delay,nonsense")
+	require.Equal(t, "nonsense", bad)
+	none, _ := parseClasses(classSet(0).String())
+	require.Zero(t, none)
+}

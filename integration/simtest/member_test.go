@@ -115,7 +115,7 @@ func (m *member) enter(fn func()) {
 			defer func() { r = recover() }()
 			fn()
 		}()
-		if r := <-done; r != nil {
+		if r := <-done; r != nil && m.stopped == nil { // a process whose storage has failed is gone, whatever is unwound
 			m.cpu = 0
 			panic(r)
 		}

@@ -129,9 +129,9 @@ type mix struct {
 // draw makes a mix from a seed.
 func draw(rng *rand.Rand) mix {
 	m := mix{
-		members: 3, clients: 2 + rng.IntN(4), workers: 1 + rng.IntN(3), keys: 8 + rng.IntN(40),
+		members: 3, clients: 2 + rng.IntN(4), workers: 1 + rng.IntN(3), keys: 16 + rng.IntN(64),
 		every: sec + rng.Int64N(15*sec), think: 80*ms + rng.Int64N(500*ms),
-		pages: 8 * (2 + rng.Uint64N(8)), devices: 1 + rng.IntN(2),
+		devices:  1 + rng.IntN(2),
 		policy:   []string{"lru", "lru", "sieve", "s3fifo", "lfu", "fifo", "ttl", "length-aware"}[rng.IntN(8)],
 		minAgeMS: rng.Uint64N(3) * 1000, keepLog: 50_000, push: rng.IntN(8) != 0,
 		drop: rng.Float64() * 0.2, duplicate: rng.Float64() * 0.2, reorder: rng.Float64() * 0.3,
@@ -143,6 +143,9 @@ func draw(rng *rand.Rand) mix {
 	if rng.IntN(3) == 0 {
 		m.members = 5
 	}
+	// Values take 1.5 pages: from a pool that holds a fifth of them to one that holds all.
+	share := 0.2 + rng.Float64()
+	m.pages = 8 * max(1, uint64(share*1.5*float64(m.keys)/8)/uint64(m.devices))
 	m.think *= int64(m.clients * m.workers) // what all do together is what costs time
 	for c := range classes {
 		if rng.IntN(2) == 0 {

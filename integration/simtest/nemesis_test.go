@@ -24,6 +24,9 @@ func (s *sim) nemesis(p *proc) {
 		return
 	}
 	p.sleep(3 * sec)
+	if s.faulty(memberTransfer) {
+		s.world.spawn(s.handOver)
+	}
 	for {
 		p.sleep(int64(s.rngFaults.ExpFloat64() * float64(s.mix.every)))
 		if s.quiet {
@@ -40,6 +43,18 @@ func (s *sim) nemesis(p *proc) {
 			}
 		}
 		if do := strikes[c](&x); do != nil && s.fires(c) {
+			do()
+		}
+	}
+}
+
+// handOver moves leadership every few seconds: leases of the leader before then still run.
+func (s *sim) handOver(p *proc) {
+	every := 2*sec + s.rngSteps.Int64N(20*sec)
+	for !s.quiet {
+		p.sleep(int64(s.rngSteps.ExpFloat64() * float64(every)))
+		x := &strike{s: s, other: s.sorted()[s.rngSteps.IntN(len(s.members))]}
+		if do := x.transfer(); do != nil && !s.quiet && s.fires(memberTransfer) {
 			do()
 		}
 	}

@@ -17,7 +17,7 @@ func (c *client) worker(p *proc) {
 			p.sleep(c.silentTo - now)
 			continue
 		}
-		key := s.keys[c.rng.IntN(len(s.keys))]
+		key := c.anyKey()
 		c.busy++
 		switch n := c.rng.IntN(100); {
 		case n < s.mix.putShare:
@@ -41,6 +41,27 @@ func (c *client) worker(p *proc) {
 		}
 		c.busy--
 	}
+}
+
+// anyKey draws a key: some are used more than others.
+func (c *client) anyKey() string {
+	n := len(c.s.keys)
+	if c.rng.IntN(3) == 0 {
+		n = 5
+	}
+	return c.s.keys[c.rng.IntN(n)]
+}
+
+// eager stores something soon after pages came free, as a busy client does.
+func (c *client) eager() {
+	if c.s.quiet || c.rng.IntN(3) != 0 {
+		return
+	}
+	c.later(func(p *proc) {
+		c.busy++
+		c.put(p, c.anyKey())
+		c.busy--
+	})
 }
 
 // put stores a value of one to three pages.
@@ -389,7 +410,11 @@ func (c *client) copyOut(p *proc, key string, r *protocol.LookupResult, end int6
 	l := s.leaseBegins(c, mem, from, n, end, key)
 	defer s.leaseEnds(l)
 	var got []stamp
+	slow := c.rng.IntN(4) == 0 // some take almost as long as they may
 	for i := range n {
+		if slow {
+			p.sleep(c.rng.Int64N(max(1, (end-c.clock.Boottime())/int64(n-i)*11/10)))
+		}
 		c.dally(p)
 		got = append(got, mem.pages[from+i])
 	}
@@ -462,6 +487,9 @@ func (c *client) remove(p *proc, key string) {
 			return
 		}
 		s.linear.end(op, output{done: true})
+		if len(rep.Freed) > 0 {
+			c.eager()
+		}
 	case answeredNo(e):
 		s.linear.cancel(op)
 	default:

@@ -141,6 +141,11 @@ func (h *history) tally(before map[string]bool) {
 		x := &h.results.Spans[i]
 		q := s.questions[seqKey{uint64(x.Session), x.Seq}]
 		code, rest, err := meta.DecodeCode(h.results.Bytes(x))
+		if err == nil && code == 0 && x.Kind == meta.KindAlloc && !x.Remembered {
+			if a, err := meta.DecodeAlloc(rest); err == nil {
+				s.evicted(h.last(), &a)
+			}
+		}
 		if err != nil || code != 0 || x.Remembered || q == nil {
 			continue
 		}

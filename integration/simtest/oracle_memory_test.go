@@ -1,6 +1,10 @@
 package simtest
 
-import "slices"
+import (
+	"slices"
+
+	"larder/meta"
+)
 
 // lease is a promise that pages stay put, as its holder counts it.
 type lease struct {
@@ -129,4 +133,31 @@ func (s *sim) hold(c *client, r *cregion) *holding {
 // end notes that the process will never write there again.
 func (h *holding) end() {
 	h.mem.owners = slices.DeleteFunc(h.mem.owners, func(x *holding) bool { return x == h })
+}
+
+// evicted checks that no page which a client reads under a lease is taken for a REQUEST_ALLOC: neither as an evicted
+// entry's, nor with the region that is given. What clients delete or clear is another matter.
+func (s *sim) evicted(index uint64, a *meta.AllocResult) {
+	check := func(d *device, from, to uint64, what string) {
+		for _, l := range d.mem.readers {
+			if l.from < to && from < l.from+l.n && s.now < l.end {
+				s.fail("evicted", "entry %d %s page %d, which client %d reads as %q under a lease for %d µs more", index, what, l.from,
+					l.c.n, l.key, (l.end-s.now)/1000)
+			}
+		}
+	}
+	for i := range a.Evicted {
+		p := &a.Evicted[i]
+		r, ok := s.log.state.Region(p.Region)
+		d := s.device(r.Device)
+		if !ok || d == nil || d.mem.generation != r.Generation {
+			continue
+		}
+		from := (r.Offset + p.Offset) / pageSize
+		check(d, from, from+(p.Length+pageSize-1)/pageSize, "evicts")
+	}
+	if d := s.device(a.Device); a.Given && d != nil && d.mem.generation == a.Generation {
+		from := a.RegionOffset / pageSize
+		check(d, from, from+a.RegionLength/pageSize, "gives away")
+	}
 }

@@ -24,6 +24,7 @@ type share struct {
 	asking  int // REQUEST_ALLOCs whose outcomes are not known
 	gone    map[uint64]uint64
 	dying   []*cregion
+	latest  run // that came free: some clients use it again first
 }
 
 type rest struct {
@@ -97,6 +98,17 @@ func (p *share) free(n int) (pages int) {
 }
 
 func (p *share) take(n int) (run, bool) {
+	if t := p.latest; t.n >= n && !t.r.lost && t.r.state[t.page] == pageFree && p.c.rng.IntN(2) == 0 {
+		whole := true
+		for i := range n {
+			whole = whole && t.r.state[t.page+i] == pageFree
+		}
+		if whole {
+			t.n = n
+			t.r.set(t, pageTaken)
+			return t, true
+		}
+	}
 	for _, r := range p.list {
 		in := 0
 		for i, st := range r.state {
@@ -120,6 +132,7 @@ func (p *share) release(t run) {
 	}
 	t.r.set(t, pageFree)
 	t.r.key[t.page] = ""
+	p.latest = t
 }
 
 // retire puts pages into quarantine.
