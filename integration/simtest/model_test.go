@@ -1,10 +1,8 @@
 package simtest
 
-import "larder/meta"
+import (
+	"larder/integration/simtest/model"
+)
 
-// silentModel stands in for the reference model.
-type silentModel struct{}
-
-func (silentModel) Apply(uint64, []byte, *meta.Results) error { return nil }
-
-func newReference() reference { return silentModel{} }
+// newReference makes the model that every committed entry is replayed through.
+func newReference() reference { return model.New() }

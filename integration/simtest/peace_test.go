@@ -1,5 +1,7 @@
 package simtest
 
+import "larder/integration/simtest/model"
+
 // Bounds of the second phase.
 const (
 	electionBound = 3 * 2 * electionSpan // a leader within three election timeouts, jitter doubles each
@@ -43,6 +45,11 @@ func (s *sim) peace() {
 	s.await("clients are connected", peaceBound, s.connected)
 	s.readAll()
 	s.await("replicas agree", peaceBound, s.agree)
+	if m, ok := s.log.model.(*model.Model); ok && s.violation == nil {
+		if err := m.CompareState(s.log.state); err != nil {
+			s.fail("model", "at the end: %v", err)
+		}
+	}
 	s.compareBooks()
 }
 
