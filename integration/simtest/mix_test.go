@@ -119,6 +119,7 @@ type mix struct {
 	minAgeMS uint64
 	keepLog  uint64
 	push     bool
+	hot      bool // few keys are used most, reads are slow, and free pages are used at once
 	// Of messages between members, while the classes are on.
 	drop, duplicate, reorder float64
 	delay                    int64 // mean, of a healthy link
@@ -133,7 +134,7 @@ func draw(rng *rand.Rand) mix {
 		every: sec + rng.Int64N(15*sec), think: 80*ms + rng.Int64N(500*ms),
 		devices:  1 + rng.IntN(2),
 		policy:   []string{"lru", "lru", "sieve", "s3fifo", "lfu", "fifo", "ttl", "length-aware"}[rng.IntN(8)],
-		minAgeMS: rng.Uint64N(3) * 1000, keepLog: 50_000, push: rng.IntN(8) != 0,
+		minAgeMS: rng.Uint64N(3) * 1000, keepLog: 50_000, push: rng.IntN(8) != 0, hot: rng.IntN(3) == 0,
 		drop: rng.Float64() * 0.2, duplicate: rng.Float64() * 0.2, reorder: rng.Float64() * 0.3,
 		delay: ms/10 + rng.Int64N(3*ms), putShare: 20 + rng.IntN(40), deleteShare: rng.IntN(25),
 	}

@@ -484,7 +484,11 @@ func (x *strike) crashClient() func() {
 	}
 	return func() {
 		c.crash()
-		x.s.after(x.span/8, x.s.world, func() { x.s.newClient(c.n) })
+		x.s.after(x.span/8, x.s.world, func() {
+			if x.s.clients[c.n] == c {
+				x.s.newClient(c.n)
+			}
+		})
 	}
 }
 

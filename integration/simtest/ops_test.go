@@ -46,7 +46,10 @@ func (c *client) worker(p *proc) {
 // anyKey draws a key: some are used more than others.
 func (c *client) anyKey() string {
 	n := len(c.s.keys)
-	if c.rng.IntN(3) == 0 {
+	switch {
+	case c.s.mix.hot && c.rng.IntN(3) > 0:
+		n = 3
+	case c.rng.IntN(3) == 0:
 		n = 5
 	}
 	return c.s.keys[c.rng.IntN(n)]
@@ -54,7 +57,7 @@ func (c *client) anyKey() string {
 
 // eager stores something soon after pages came free, as a busy client does.
 func (c *client) eager() {
-	if c.s.quiet || c.rng.IntN(3) != 0 {
+	if c.s.quiet || !c.s.mix.hot && c.rng.IntN(3) != 0 {
 		return
 	}
 	c.later(func(p *proc) {
@@ -410,7 +413,7 @@ func (c *client) copyOut(p *proc, key string, r *protocol.LookupResult, end int6
 	l := s.leaseBegins(c, mem, from, n, end, key)
 	defer s.leaseEnds(l)
 	var got []stamp
-	slow := c.rng.IntN(4) == 0 // some take almost as long as they may
+	slow := c.rng.IntN(4) == 0 || c.s.mix.hot && c.rng.IntN(2) == 0 // some take almost as long as they may
 	for i := range n {
 		if slow {
 			p.sleep(c.rng.Int64N(max(1, (end-c.clock.Boottime())/int64(n-i)*11/10)))

@@ -1,6 +1,13 @@
 package simtest
 
-import "larder/integration/simtest/model"
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"larder/integration/simtest/model"
+)
 
 // Bounds of the second phase.
 const (
@@ -58,7 +65,7 @@ func (s *sim) await(what string, bound int64, cond func() bool) {
 	end := s.now + bound
 	for s.violation == nil && !cond() {
 		if s.now >= end {
-			s.fail("liveness", "%s: not within %d s after the faults", what, bound/sec)
+			s.fail("liveness", "%s: not within %d s after the faults%s", what, bound/sec, s.stuck())
 			return
 		}
 		s.until(min(end, s.now+100*ms))
@@ -145,4 +152,38 @@ func (s *sim) compareBooks() {
 			}
 		}
 	}
+}
+
+// stuck describes what has not come to an end.
+func (s *sim) stuck() string {
+	var b strings.Builder
+	for _, c := range s.clients {
+		if c == nil {
+			continue
+		}
+		fmt.Fprintf(&b, "\nclient %d: busy %d, asking %d, connected %v, allocating %v", c.n, c.busy, c.pool.asking, c.conn != nil, c.allocating)
+		if ss := c.sess; ss != nil {
+			fmt.Fprintf(&b, ", session %d ended %v, alive %v, unanswered %v", ss.id, ss.ended, ss.alive(c.clock.Boottime()),
+				slices.Sorted(maps.Keys(ss.open)))
+		}
+		for _, r := range c.pool.list {
+			fmt.Fprintf(&b, ", region %d %v copies %d", r.id, r.state, r.copies)
+		}
+		for _, r := range c.pool.dying {
+			fmt.Fprintf(&b, ", dying region %d copies %d", r.id, r.copies)
+		}
+		if x := c.conn; x != nil {
+			fmt.Fprintf(&b, ", to member %d, calls %d", x.to.id, len(x.calls))
+		}
+	}
+	for _, m := range s.sorted() {
+		if m.up() && m.core != nil {
+			st := m.core.Status()
+			fmt.Fprintf(&b, "\nmember %d: %s, term %d, applied %d of %d, paused %v", m.id, st.State, st.Term, st.Applied, st.Commit, m.life.paused)
+		}
+	}
+	for _, r := range s.log.state.Regions() {
+		fmt.Fprintf(&b, "\nregion %d: %v of session %d (%s), for %d, %d live, %d pinned", r.ID, r.State, r.Owner, r.Instance, r.For, r.Live, r.Pinned)
+	}
+	return b.String()
 }
