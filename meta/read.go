@@ -85,12 +85,20 @@ type SessionInfo struct {
 	Pins     int
 	Entries  uint64
 	Bytes    uint64
+	// Answers and AnswerBytes are what is kept of answered and canceled seqs.
+	Answers, AnswerBytes int
 }
 
 func (s *session) info() SessionInfo {
 	i := SessionInfo{
 		ID: s.id, Instance: s.instance, Tenant: s.tenant.name, TTLMS: s.ttlMS, Features: s.features, Secret: s.secret,
 		Open: s.open, Fenced: s.fenced, Process: s.process, OpenedMS: s.openedMS, Acked: s.acked, Pins: len(s.pins),
+		AnswerBytes: s.remembered,
+	}
+	for _, a := range s.answers {
+		if a != nil {
+			i.Answers++
+		}
 	}
 	for _, r := range s.regions {
 		i.Regions = append(i.Regions, r.id)
