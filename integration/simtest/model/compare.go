@@ -211,7 +211,7 @@ func (w *world) describeSession(s *session) meta.SessionInfo {
 	i := meta.SessionInfo{
 		ID: s.id, Instance: s.info.Instance, Tenant: s.tenant, TTLMS: s.info.TTLMS, Features: s.info.Features,
 		Secret: s.info.Secret, Open: s.open, Fenced: s.fenced, Process: s.info.Process, OpenedMS: s.opened, Acked: s.acked,
-		Pins: len(w.pinList(func(p *pin) bool { return p.session == s.id })),
+		Pins: len(w.pinList(func(p *pin) bool { return p.session == s.id })), Answers: len(s.answers), AnswerBytes: s.remembered(),
 	}
 	for _, r := range w.owned(s) {
 		i.Regions = append(i.Regions, r.id)

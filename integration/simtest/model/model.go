@@ -9,7 +9,7 @@ import (
 )
 
 // Violation says what a real machine did that it must not. It is an error.
-type Violation struct {
+type Violation struct { //nolint:errname // it is what an oracle finds, not what goes wrong in it
 	Index   uint64 // of the log entry
 	Command int    // its position in the entry; -1 = the entry as a whole, or the state after it
 	Name    string // of the command, such as "register"; "" with Command -1

@@ -247,11 +247,11 @@ func (g *generator) command() command {
 // protected gives a session's command its seq.
 func (g *generator) protected(id meta.SessionID, c meta.Command) command {
 	h := meta.Header{Session: id}
-	switch {
-	case g.one(40): // without seq
-	case g.one(40):
+	switch n := g.IntN(120); {
+	case n < 3: // without seq
+	case n < 6:
 		h = meta.Header{} // nobody's
-	case g.one(60):
+	case n < 8:
 		h.Seq = g.seqs[id] + g.Uint64N(200) // perhaps far ahead
 	default:
 		g.seqs[id]++
@@ -337,7 +337,13 @@ func (g *generator) regionCommands(id meta.SessionID) []meta.Command {
 	}
 }
 
+// leaders draws what the leader does by itself, or for an operator.
 func (g *generator) leaders(id meta.SessionID, n int) meta.Command {
+	for _, x := range g.p.m.Regions() {
+		if x.State == meta.RegionOrphaned && x.Live > 0 && g.one(20) { // its owner is fenced after the bytes are lost
+			return &meta.Retire{Device: x.Device, Generation: x.Generation + 1}
+		}
+	}
 	switch n {
 	case 0:
 		return &meta.ExpirePins{}
@@ -376,7 +382,7 @@ func (g *generator) devices() meta.Command {
 			}
 		}
 		return &meta.DropDevice{Device: meta.DeviceID(g.IntN(5))}
-	case 3:
+	case 3, 4, 5:
 		if len(all) == 0 {
 			return &meta.Retire{Device: 1, Generation: 1}
 		}
