@@ -14,6 +14,9 @@ const (
 	maxLate = 8
 	// getBatch is how many keys GetBatch looks up at a time, so that their copies end within one lease.
 	getBatch = 128
+	// streamTotal is the size of a read, in bytes, from which it is copied past the caches: the second-level cache of a
+	// core does not hold it in any case.
+	streamTotal = 1 << 20
 )
 
 // lookupMsg is a LOOKUP or BATCH_LOOKUP.
@@ -97,7 +100,7 @@ func (c *Client) Get(ctx context.Context, key, dst []byte) ([]byte, error) {
 			c.counters.misses.Add(1)
 			return nil, fail("get", key, ErrNotFound)
 		}
-		value, got := c.copyOut(ctx, r, sentAt, dst)
+		value, got := c.copyOut(ctx, r, sentAt, dst, r.Length)
 		c.giveBack(r.Lease)
 		switch got {
 		case good:
@@ -120,8 +123,8 @@ const (
 	late // the lease ended first
 )
 
-// copyOut copies the bytes of a location, and tells whether they count.
-func (c *Client) copyOut(ctx context.Context, r *protocol.LookupResult, sentAt int64, dst []byte) ([]byte, int) {
+// copyOut copies the bytes of a location, and tells whether they count. total is how many bytes the whole read has.
+func (c *Client) copyOut(ctx context.Context, r *protocol.LookupResult, sentAt int64, dst []byte, total uint64) ([]byte, int) {
 	dev, src := c.resolve(ctx, &r.Location)
 	if dev == nil {
 		return dst, bad
@@ -131,9 +134,10 @@ func (c *Client) copyOut(ctx context.Context, r *protocol.LookupResult, sentAt i
 		dst = make([]byte, len(src))
 	}
 	dst = dst[:len(src)]
+	sound := true
 	err := dev.read.Refresh(src)
 	if err == nil {
-		err = cxl.CopyOut(dst, src)
+		sound, err = c.copyChecked(dst, src, r.Checksum, total)
 	}
 	switch {
 	case err != nil:
@@ -145,12 +149,26 @@ func (c *Client) copyOut(ctx context.Context, r *protocol.LookupResult, sentAt i
 	case c.cfg.Clock() >= leaseEnd(r, sentAt):
 		c.counters.late.Add(1)
 		return dst, late
-	case c.cfg.Checksums && r.Checksum != 0 && checksum(dst) != r.Checksum:
+	case !sound:
 		c.counters.checksumFaults.Add(1)
 		return dst, bad
 	}
 	c.counters.bytesRead.Add(uint64(len(dst)))
 	return dst, good
+}
+
+// copyChecked copies src into dst, in the way that is best for a read of total bytes. With checksums on it reports whether
+// sum, if it is not 0, is that of the bytes in dst: these stay in the cache for that.
+func (c *Client) copyChecked(dst, src []byte, sum, total uint64) (sound bool, err error) {
+	switch {
+	case c.cfg.Checksums && sum != 0:
+		err = cxl.CopyOut(dst, src)
+		return err == nil && checksum(dst) == sum, err
+	case total < streamTotal:
+		return true, cxl.CopyOut(dst, src)
+	default:
+		return true, cxl.CopyOutStream(dst, src)
+	}
 }
 
 // resolve returns the device and the bytes of a location; nil if they are not to be had. The caller drops the device.
@@ -199,12 +217,16 @@ func (c *Client) getSome(ctx context.Context, m *lookupMsg, keys, dst [][]byte) 
 	if err != nil {
 		return err
 	}
+	total := uint64(0)
+	for i := range m.rep.Results {
+		total += m.rep.Results[i].Length
+	}
 	var again []int
 	for i := range keys {
 		r := &m.rep.Results[i]
 		got := bad
 		if r.Found {
-			dst[i], got = c.copyOut(ctx, r, sentAt, dst[i])
+			dst[i], got = c.copyOut(ctx, r, sentAt, dst[i], total)
 			c.giveBack(r.Lease)
 		}
 		switch got {

@@ -369,6 +369,9 @@ func (c *Client) write(t run, value []byte, e *protocol.RegisterEntry) (ok bool,
 	if t.n == 0 || !c.pool.beginCopy(t.r) {
 		return false, nil
 	}
+	if c.cfg.Checksums {
+		e.Checksum = checksum(value) // first: it brings the bytes into the cache, from where they are copied
+	}
 	dst := t.bytes(len(value))
 	if err = cxl.CopyIn(dst, value); err == nil {
 		err = c.publish(t, dst)
@@ -378,9 +381,6 @@ func (c *Client) write(t run, value []byte, e *protocol.RegisterEntry) (ok bool,
 		c.disown(t.r)
 		c.counters.truncated.Add(1)
 		return false, fmt.Errorf("write to device %d: %w", t.r.dev.id, err)
-	}
-	if c.cfg.Checksums {
-		e.Checksum = checksum(value)
 	}
 	t.place(e, len(value))
 	c.counters.bytesWritten.Add(uint64(len(value)))

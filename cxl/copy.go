@@ -19,8 +19,8 @@ const (
 	// streamMin is the size in bytes from which CopyIn stores past the caches. Into a pool larger than the caches, on
 	// one core of an EPYC 7003: 4 KiB 12.4 GB/s as the runtime's copy, 16 KiB 18 against 12, 64 KiB 19 against 12,
 	// 256 KiB 21 against 12; from 1 MiB on the runtime streams too and both reach the 20 GB/s of the machine. CopyOut
-	// leaves it to the runtime at every size: its destination is small and read next, and there cached stores win
-	// (64 KiB: 17.5 GB/s against 12.5).
+	// leaves it to the runtime: a destination that fits the caches is read next, and there cached stores win (64 KiB:
+	// 17.5 GB/s against 12.5).
 	streamMin = 8 << 10
 )
 
@@ -46,6 +46,18 @@ func CopyOut(dst, src []byte) (err error) {
 	}
 	defer caught(debug.SetPanicOnFault(true), &err)
 	plainCopy(dst, src)
+	return nil
+}
+
+// CopyOutStream is CopyOut with stores that go past the caches, for destinations that are together larger than these:
+// on two cores, 64 values of 64 KiB each come at 0.75 of the machine's copy rate instead of 0.55.
+func CopyOutStream(dst, src []byte) (err error) {
+	if len(dst) != len(src) {
+		return lengthError(dst, src)
+	}
+	defer caught(debug.SetPanicOnFault(true), &err)
+	streamInto(dst, src)
+	storeFence()
 	return nil
 }
 

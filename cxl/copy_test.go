@@ -37,7 +37,7 @@ func TestCopyMovesExactlyItsBytes(t *testing.T) {
 		src[i] = byte(rng.Uint32())
 	}
 	dst := anonymous(t, 4<<20)
-	for _, copyFn := range []func(dst, src []byte) error{CopyIn, CopyOut} {
+	for _, copyFn := range []func(dst, src []byte) error{CopyIn, CopyOut, CopyOutStream} {
 		for _, size := range sizes {
 			for _, into := range []int{0, 1, 32, 63} {
 				clear(dst)
@@ -74,6 +74,7 @@ func TestStreamCopiesOfThisCPU(t *testing.T) {
 func TestCopyRefusesUnequalLengths(t *testing.T) {
 	require.ErrorIs(t, CopyIn(make([]byte, 3), make([]byte, 4)), ErrRange)
 	require.ErrorIs(t, CopyOut(make([]byte, 4), make([]byte, 3)), ErrRange)
+	require.ErrorIs(t, CopyOutStream(make([]byte, 4), make([]byte, 3)), ErrRange)
 }
 
 func TestTruncationUnderMapping(t *testing.T) {
