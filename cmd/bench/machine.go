@@ -22,8 +22,9 @@ import (
 // measureMachine measures the bounds. file is created on the disk that matters.
 func measureMachine(ctx context.Context, file string, each time.Duration) (Machine, error) {
 	m := Machine{CPUs: runtime.GOMAXPROCS(0), Go: runtime.Version()}
-	m.CopyOne = copyRate(1, each)
-	m.CopyAll = copyRate(m.CPUs, each)
+	c := newCopier()
+	m.CopyOne = c.rate(1, each)
+	m.CopyAll = c.rate(m.CPUs, each)
 	var err error
 	if m.SyncMicros, err = syncTime(file, each); err != nil {
 		return m, err
@@ -45,14 +46,22 @@ func measureMachine(ctx context.Context, file string, each time.Duration) (Machi
 // copySpan is copied to as much other memory: no cache holds either.
 const copySpan = 256 << 20
 
-// copyRate measures copies by a number of threads, in bytes per second.
-func copyRate(threads int, each time.Duration) float64 {
+// copier measures copies of memory.
+type copier struct{ src, dst []byte }
+
+func newCopier() *copier {
+	c := &copier{make([]byte, copySpan), make([]byte, copySpan)}
+	for j := 0; j < copySpan; j += 4096 {
+		c.src[j], c.dst[j] = 1, 1 // fault the pages in
+	}
+	return c
+}
+
+// rate copies with a number of threads, and returns bytes per second.
+func (c *copier) rate(threads int, each time.Duration) float64 {
 	var wg sync.WaitGroup
 	counts := make([]int, threads)
-	src, dst := make([]byte, copySpan), make([]byte, copySpan)
-	for j := 0; j < copySpan; j += 4096 {
-		src[j], dst[j] = 1, 1 // fault the pages in
-	}
+	src, dst := c.src, c.dst
 	span := copySpan / threads
 	begin := time.Now()
 	for i := range threads {
