@@ -60,7 +60,7 @@ type Machine interface {
 type CoreConfig struct {
 	// ID and ClusterID must be those of the store.
 	ID, ClusterID uint64
-	// ElectionTicks without a leader start an election; 0 is 10. Jitter adds up to as many again.
+	// ElectionTicks without a leader start an election, by turns a tick apart; 0 is 10.
 	ElectionTicks int
 	// HeartbeatTicks is the leader's interval between heartbeats; 0 is 1.
 	HeartbeatTicks int
@@ -266,7 +266,41 @@ func (c *Core) Tick() {
 	}
 	c.ticks++
 	c.witnessDue = true
-	_ = c.guard(func() error { c.rn.Tick(); return nil }) // a failure is kept and returned by Process
+	_ = c.guard(func() error { // a failure is kept and returned by Process
+		c.rn.Tick()
+		if c.turnToCampaign() {
+			return c.rn.Campaign()
+		}
+		return nil
+	})
+}
+
+// turnToCampaign says that the leader has been silent for an election timeout, and that it is this voter's turn to ask
+// for votes. Raft by itself waits for up to as long again, drawn at random so that two voters seldom ask at once; turns
+// by id, a tick apart, do that too, and halve the time without a leader. Whoever asks in vain (its log is short, or
+// others still hear the leader) has asked with a PreVote, which changes nothing, and raft's own timer goes on. No sooner
+// than the timeout: others refuse until then, on which Node.Confirm relies.
+func (c *Core) turnToCampaign() bool {
+	lead := c.soft.Lead
+	if lead == 0 || c.soft.RaftState != etcdraft.StateFollower {
+		return false
+	}
+	heard, ok := c.heard[lead]
+	if !ok {
+		return false
+	}
+	turn, voter := 0, false
+	for _, m := range c.log.confs.newest().Members {
+		switch {
+		case m.Learner || m.ID == lead:
+		case m.ID == c.cfg.ID:
+			voter = true
+		case m.ID < c.cfg.ID:
+			turn++
+		}
+	}
+	// One tick more than the timeout: the others' ticks may be a tick behind.
+	return voter && c.ticks-heard == uint64(c.cfg.ElectionTicks+1+turn) //nolint:gosec // small
 }
 
 // Step takes a message from another member. Messages that no peer may send, and

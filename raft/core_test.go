@@ -332,6 +332,22 @@ func TestTransferLeadership(t *testing.T) {
 	require.Zero(t, lead.leads)
 }
 
+// A leader that dies is replaced as soon as the others are free to vote, whichever of them is next in turn.
+func TestLostLeaderIsReplacedWithoutJitter(t *testing.T) {
+	for seed := range uint64(10) {
+		s := newSeededSim(t, seed+1, 1, 2, 3)
+		lead := s.leader()
+		s.tick(int(seed)) //nolint:gosec // small: heartbeats and ticks in any phase
+		timeout := lead.core.cfg.ElectionTicks
+		s.crash(lead, 0)
+		s.tick(timeout - 1)
+		require.Nil(t, s.maybeLeader(), "seed %d: others may still count on the old leader", seed)
+		s.tick(4) // the tick that may be missing, two turns, and the vote
+		require.NotNil(t, s.maybeLeader(), "seed %d", seed)
+		s.close()
+	}
+}
+
 func TestRestartedVoterKeepsItsPromise(t *testing.T) {
 	s := newSim(t, 1, 2, 3)
 	lead := s.leader()
