@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -17,7 +18,7 @@ import (
 
 // compileTime is what a command may take beyond its budget: all of the source is compiled again when a package at the
 // bottom changes, on a slow machine.
-const compileTime = 10 * time.Minute
+const compileTime = 5 * time.Minute
 
 // outputKept bounds what is kept of a command's output, for a message about a failure that was not expected.
 const outputKept = 8 << 10
@@ -41,7 +42,7 @@ func (r *runner) baseline(ctx context.Context, bugs []*bug) error {
 			}
 			seen[l.command()] = true
 			fmt.Fprintf(r.stdout, "unchanged: %s: ", l.command())
-			o, err := runLayer(ctx, l, "")
+			o, err := runLayer(ctx, l, nil)
 			switch {
 			case err != nil:
 			case o.failed:
@@ -87,14 +88,14 @@ func (r *runner) plant(ctx context.Context, bugs []*bug) error {
 
 // plantOne runs a bug's layers with it planted.
 func (r *runner) plantOne(ctx context.Context, b *bug, dir string, p *report) error {
-	overlay, err := b.overlay(dir)
+	flags, err := b.flags(dir)
 	if err != nil {
 		return err
 	}
 	for i := range b.layers {
 		l := &b.layers[i]
 		fmt.Fprintf(r.stdout, "%s: %s: ", b.name, l.command())
-		o, err := runLayer(ctx, l, overlay)
+		o, err := runLayer(ctx, l, flags)
 		if err != nil {
 			fmt.Fprintln(r.stdout, "FAILED")
 			return err
@@ -112,49 +113,108 @@ func (r *runner) plantOne(ctx context.Context, b *bug, dir string, p *report) er
 	return nil
 }
 
-// overlay writes the changed files and the description of them that go's flag -overlay takes, whose path it returns.
-func (b *bug) overlay(dir string) (string, error) {
-	changed, err := b.apply(locate)
+// flags writes the changed files, and returns the flags that make go build them instead of the originals.
+func (b *bug) flags(dir string) ([]string, error) {
+	modules, err := b.copyModules(filepath.Join(dir, "modules"))
 	if err != nil {
-		return "", err
+		return nil, err
+	}
+	changed, err := b.apply(func(file string) (string, error) { return locate(file, modules) })
+	if err != nil {
+		return nil, err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", fmt.Errorf("planted: %w", err)
+		return nil, fmt.Errorf("planted: %w", err)
 	}
 	replace := map[string]string{}
 	for path, text := range changed {
-		to := filepath.Join(dir, fmt.Sprintf("%d-%s", len(replace), filepath.Base(path)))
-		if err := os.WriteFile(to, []byte(text), 0o600); err != nil {
-			return "", fmt.Errorf("planted: %w", err)
+		to := path
+		if !strings.HasPrefix(path, dir) {
+			to = filepath.Join(dir, fmt.Sprintf("%d-%s", len(replace), filepath.Base(path)))
+			replace[path] = to
 		}
-		replace[path] = to
+		if err := os.WriteFile(to, []byte(text), 0o600); err != nil {
+			return nil, fmt.Errorf("planted: %w", err)
+		}
 	}
-	raw, err := json.Marshal(map[string]any{"Replace": replace})
+	overlay, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return nil, fmt.Errorf("planted: %w", err)
+	}
+	path := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(path, overlay, 0o600); err != nil {
+		return nil, fmt.Errorf("planted: %w", err)
+	}
+	flags := []string{"-overlay=" + path}
+	if len(modules) > 0 {
+		modfile, err := writeModfile(dir, modules)
+		if err != nil {
+			return nil, err
+		}
+		flags = append(flags, "-modfile="+modfile)
+	}
+	return flags, nil
+}
+
+// copyModules copies the modules that the bug changes, since go takes no overlay for its module cache, and returns the
+// directories of the copies.
+func (b *bug) copyModules(dir string) (map[string]string, error) {
+	copies := map[string]string{}
+	for _, h := range b.hunks {
+		module, _, ok := strings.Cut(h.file, ":")
+		if !ok || copies[module] != "" {
+			continue
+		}
+		out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module).Output() //nolint:noctx,gosec // it reads go.mod
+		if err != nil {
+			return nil, fmt.Errorf("planted: where is module %s: %w", module, err)
+		}
+		to := filepath.Join(dir, strconv.Itoa(len(copies)))
+		if err := os.CopyFS(to, os.DirFS(strings.TrimSpace(string(out)))); err != nil {
+			return nil, fmt.Errorf("planted: copy module %s: %w", module, err)
+		}
+		for _, h := range b.hunks { // the cache is read-only, and so are the copies
+			if path, ok := strings.CutPrefix(h.file, module+":"); ok {
+				if err := os.Chmod(filepath.Join(to, path), 0o600); err != nil {
+					return nil, fmt.Errorf("planted: %w", err)
+				}
+			}
+		}
+		copies[module] = to
+	}
+	return copies, nil
+}
+
+// writeModfile writes a go.mod that takes the copies of modules instead of the originals, and its go.sum.
+func writeModfile(dir string, modules map[string]string) (string, error) {
+	mod, err := os.ReadFile("go.mod")
 	if err != nil {
 		return "", fmt.Errorf("planted: %w", err)
 	}
-	path := filepath.Join(dir, "overlay.json")
-	if err := os.WriteFile(path, raw, 0o600); err != nil {
+	sum, err := os.ReadFile("go.sum")
+	if err != nil {
+		return "", fmt.Errorf("planted: %w", err)
+	}
+	for module, to := range modules {
+		mod = fmt.Appendf(mod, "\nreplace %s => %s\n", module, to)
+	}
+	path := filepath.Join(dir, "go.mod")
+	if err := errors.Join(os.WriteFile(path, mod, 0o600), os.WriteFile(filepath.Join(dir, "go.sum"), sum, 0o600)); err != nil {
 		return "", fmt.Errorf("planted: %w", err)
 	}
 	return path, nil
 }
 
-// locate finds a file of the checkout, whose top is the working directory, or of a module.
-func locate(file string) (string, error) {
-	module, path, ok := strings.Cut(file, ":")
-	if !ok {
-		abs, err := filepath.Abs(file)
-		if err != nil {
-			return "", fmt.Errorf("planted: %w", err)
-		}
-		return abs, nil
+// locate finds a file of the checkout, whose top is the working directory, or of the copy of a module.
+func locate(file string, modules map[string]string) (string, error) {
+	if module, path, ok := strings.Cut(file, ":"); ok {
+		return filepath.Join(modules[module], path), nil
 	}
-	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module).Output() //nolint:noctx,gosec // it reads go.mod
+	abs, err := filepath.Abs(file)
 	if err != nil {
-		return "", fmt.Errorf("planted: where is module %s: %w", module, err)
+		return "", fmt.Errorf("planted: %w", err)
 	}
-	return filepath.Join(strings.TrimSpace(string(out)), path), nil
+	return abs, nil
 }
 
 // outcome is what a command of a layer came to.
@@ -174,16 +234,13 @@ type event struct {
 	Output  string
 }
 
-// runLayer runs a layer's command, with the source changed if overlay is not empty. The error says that it could not be
+// runLayer runs a layer's command, with the source changed by flags. The error says that it could not be
 // run: the source does not compile, or it took longer than a command may.
-func runLayer(ctx context.Context, l *layer, overlay string) (*outcome, error) {
+func runLayer(ctx context.Context, l *layer, flags []string) (*outcome, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.budget+compileTime)
 	defer cancel()
 	// Race detection would make bugs in the order of events show sooner, and everything else far later.
-	args := []string{"test", "-json", "-count=1", "-failfast", "-timeout=" + l.budget.String()}
-	if overlay != "" {
-		args = append(args, "-overlay="+overlay)
-	}
+	args := append([]string{"test", "-json", "-count=1", "-failfast", "-timeout=" + l.budget.String()}, flags...)
 	cmd := exec.CommandContext(ctx, "go", append(args, l.args...)...) //nolint:gosec // named by a file of the checkout
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }

@@ -1,0 +1,79 @@
+package raft
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/raft/v3/raftpb"
+)
+
+// TestAnswerFromBeforeAPauseDoesNotCount: a leader asks its quorum, is stopped for longer than an election takes, and
+// finds the answers when it goes on. They say nothing of the time since, so it has to ask again.
+func TestAnswerFromBeforeAPauseDoesNotCount(t *testing.T) {
+	c := startMem(t, 1, 2, 3)
+	lead := c.leader(t)
+	c.put(t, lead, "x", "1")
+	_, err := lead.node.Confirm(t.Context())
+	require.NoError(t, err)
+	for _, n := range c.nodes {
+		if n != lead {
+			n.node.mu.Lock() // its answer has to wait
+		}
+	}
+	before := lead.node.stats.readRounds.Load()
+	type answer struct {
+		deadline int64
+		err      error
+	}
+	got := make(chan answer, 1)
+	go func() {
+		deadline, err := lead.node.Confirm(context.WithoutCancel(t.Context()))
+		got <- answer{deadline, err}
+	}()
+	require.Eventually(t, func() bool { return lead.node.stats.readRounds.Load() > before }, 10*time.Second, time.Millisecond)
+	resumed := c.clock.Add(int64(10 * time.Second))
+	for _, n := range c.nodes {
+		if n != lead {
+			n.node.mu.Unlock()
+		}
+	}
+	a := <-got
+	require.NoError(t, a.err)
+	require.Greater(t, a.deadline, resumed)
+	require.GreaterOrEqual(t, lead.node.stats.readRounds.Load(), before+2, "it asked again after the pause")
+}
+
+// TestSyncOfTheFirstOfTwoRounds: of two rounds that are written together, the sync that the first needs is done by the
+// second, though that writes nothing that needs one itself.
+func TestSyncOfTheFirstOfTwoRounds(t *testing.T) {
+	mem := vfs.NewCrashableMem()
+	store, err := OpenStore("/data", testStoreOptions(mem))
+	require.NoError(t, err)
+	defer mustClose(t, store)
+	require.NoError(t, store.Bootstrap(7, 1, simMembers(1)))
+	core, err := NewCore(CoreConfig{
+		ID: 1, ClusterID: 7, Machine: newKV(store.State()), Send: func([]*pb.Message) {},
+	}, store)
+	require.NoError(t, err)
+	for more := true; more; {
+		more, err = core.Process()
+		require.NoError(t, err)
+	}
+	_, _, err = core.Propose([]byte("a=1"))
+	require.NoError(t, err)
+	r, err := core.begin()
+	require.NoError(t, err)
+	require.True(t, r.sync)
+	hard := core.log.hardState()
+	next := &round{append: &pb.Message{Term: new(hard.term), Vote: new(hard.vote), Commit: new(hard.commit)}}
+	require.True(t, next.writes())
+	n := &Node{cfg: NodeConfig{Boottime: func() int64 { return 0 }}, core: core}
+	require.NoError(t, n.write(r, next))
+	again, err := OpenStore("/data", testStoreOptions(mem.CrashClone(vfs.CrashCloneCfg{})))
+	require.NoError(t, err)
+	defer mustClose(t, again)
+	require.Equal(t, store.log.last, again.log.last, "acknowledged, and lost")
+}
