@@ -14,13 +14,16 @@ type clearMark struct {
 	born   uint64
 }
 
-// alive reports whether an entry may be served: it was not cleared, its bytes were not lost, its region not taken, its
-// time is not over.
-func (m *Machine) alive(x *entry) bool {
+// alive reports whether an entry may be served, as of the last stamped log time.
+func (m *Machine) alive(x *entry) bool { return m.aliveAt(x, m.head.now) }
+
+// aliveAt reports whether an entry may be served at a log time: it was not cleared, its bytes were not lost, its region
+// not taken, its time is not over.
+func (m *Machine) aliveAt(x *entry, now uint64) bool {
 	r := m.regionOf(x)
 	return r.generation == r.device.Generation && r.state <= RegionDeparted &&
 		x.birth > m.head.clearedAll && x.birth > m.contextOf(x).cleared &&
-		(x.expires == 0 || x.expires > m.head.now) && (len(m.head.marks) == 0 || !m.marked(x))
+		(x.expires == 0 || x.expires > now) && (len(m.head.marks) == 0 || !m.marked(x))
 }
 
 func (m *Machine) marked(x *entry) bool {
@@ -177,11 +180,17 @@ func (m *Machine) applyIncarnation(c *NewIncarnation, out *Results) {
 	out.code(0)
 }
 
+// ListKeys is Reading.ListKeys as of the last stamped log time.
+func (m *Machine) ListKeys(tenantName string, prefix []byte, cursor uint64, limit int, fn func(s Slot)) uint64 {
+	return m.At(m.head.now).ListKeys(tenantName, prefix, cursor, limit, fn)
+}
+
 // ListKeys calls fn with the live entries of a tenant ("" = all) whose keys have a prefix, from cursor on, at most
 // limit, and returns the cursor for the next page, 0 at the end. A call looks at a bounded number of slots, so a page
 // may be short, or empty, and yet not the last.
-func (m *Machine) ListKeys(tenantName string, prefix []byte, cursor uint64, limit int, fn func(s Slot)) uint64 {
+func (r Reading) ListKeys(tenantName string, prefix []byte, cursor uint64, limit int, fn func(s Slot)) uint64 {
 	const maxLooked = 1 << 18
+	m := r.m
 	end := min(uint64(m.table.end), cursor+maxLooked)
 	for ; cursor < end && limit > 0; cursor++ {
 		s := Slot(cursor) //nolint:gosec // below table.end
@@ -189,7 +198,7 @@ func (m *Machine) ListKeys(tenantName string, prefix []byte, cursor uint64, limi
 			continue
 		}
 		x := m.table.at(s)
-		if bytes.HasPrefix(m.table.key(x), prefix) && m.alive(x) &&
+		if bytes.HasPrefix(m.table.key(x), prefix) && m.aliveAt(x, r.now) &&
 			(tenantName == "" || m.contextOf(x).tenant.name == tenantName) {
 			fn(s)
 			limit--

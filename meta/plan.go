@@ -52,6 +52,7 @@ const maxWalk = 1 << 16
 // planner is the state of one PlanAlloc.
 type planner struct {
 	m    *Machine
+	at   Reading
 	s    *session
 	req  *protocol.AllocRequest
 	g    Guard
@@ -67,11 +68,17 @@ type planner struct {
 	wait     bool // something could be had later
 }
 
+// PlanAlloc is Reading.PlanAlloc as of the last stamped log time.
+func (m *Machine) PlanAlloc(id SessionID, req *protocol.AllocRequest, g Guard, last bool) AllocPlan {
+	return m.At(m.head.now).PlanAlloc(id, req, g, last)
+}
+
 // PlanAlloc decides what a REQUEST_ALLOC leads to, by the order of DESIGN.md: free space; the instance's own entries;
 // regions that nobody writes to any more; regions of other live clients. It changes nothing. last says that the
 // request's time is nearly over, so that a region's minimum age no longer protects it.
-func (m *Machine) PlanAlloc(id SessionID, req *protocol.AllocRequest, g Guard, last bool) AllocPlan {
-	p := planner{m: m, s: m.sessions[id], req: req, g: g, last: last}
+func (r Reading) PlanAlloc(id SessionID, req *protocol.AllocRequest, g Guard, last bool) AllocPlan {
+	m := r.m
+	p := planner{m: m, at: r, s: m.sessions[id], req: req, g: g, last: last}
 	if plan := p.prepare(); plan.Kind != 0 {
 		return plan
 	}
@@ -165,7 +172,7 @@ func (p *planner) walkKeys(size uint64) AllocPlan {
 	taken := map[Slot]bool{}
 	for i, key := range p.req.Keys {
 		slot, ok := p.m.find(p.s.tenant, key)
-		if ok && !taken[slot] && p.m.alive(p.m.table.at(slot)) {
+		if ok && !taken[slot] && p.at.Live(slot) {
 			p.found[i] = true
 			if !used[slot] {
 				used[slot] = true
@@ -370,7 +377,7 @@ func (p *planner) others() AllocPlan {
 		if r.state != RegionOwned || r.owner == p.s || r.pinned > 0 || r.length < p.least || r.owner.ttlMS == 0 {
 			return false // a client without a real session could never be asked
 		}
-		if !p.last && p.m.head.now-r.bornMS < p.m.settings.MinRegionAgeMS {
+		if !p.last && p.at.now-r.bornMS < p.m.settings.MinRegionAgeMS {
 			young = true
 			return false
 		}
@@ -439,7 +446,7 @@ type victimWalk struct {
 // partition offers the entries of one partition; false means that the caller wants no more.
 func (w *victimWalk) partition(part *partition) bool {
 	w.recent = nil
-	part.victims(w.p.m.head.now, w.offer)
+	part.victims(w.p.at.now, w.offer)
 	for _, s := range w.recent {
 		if !w.over && !w.used[s] {
 			w.over = !w.yield(s)

@@ -14,20 +14,38 @@ func (m *Machine) Tenant(name string) TenantID {
 	return TenantID{&tenant{name: name}}
 }
 
+// Reading reads a Machine at a log time: entries whose time is over by then are not served. Like the Machine's own
+// methods it must not be used beside Apply.
+type Reading struct {
+	m   *Machine
+	now uint64
+}
+
+// At reads at a log time in milliseconds. A leader's own is ahead of the last stamped one, by which the Machine's own
+// methods go, for as long as nothing is logged; what is stamped next is not less than any that the leader read at.
+func (m *Machine) At(nowMS uint64) Reading { return Reading{m, max(nowMS, m.head.now)} }
+
+// Find is Reading.Find as of the last stamped log time.
+func (m *Machine) Find(t TenantID, key []byte) (Slot, bool) { return m.At(m.head.now).Find(t, key) }
+
 // Find returns the slot of a tenant's key, if it may be served.
-func (m *Machine) Find(t TenantID, key []byte) (Slot, bool) {
+func (r Reading) Find(t TenantID, key []byte) (Slot, bool) {
+	m := r.m
 	if t.t == nil {
 		t.t = m.tenants[DefaultTenant]
 	}
 	s, ok := m.find(t.t, key)
-	if !ok || !m.alive(m.table.at(s)) {
+	if !ok || !m.aliveAt(m.table.at(s), r.now) {
 		return None, false
 	}
 	return s, true
 }
 
+// Live is Reading.Live as of the last stamped log time.
+func (m *Machine) Live(s Slot) bool { return m.At(m.head.now).Live(s) }
+
 // Live reports whether a slot holds an entry that may be served.
-func (m *Machine) Live(s Slot) bool { return m.table.live(s) && m.alive(m.table.at(s)) }
+func (r Reading) Live(s Slot) bool { return r.m.table.live(s) && r.m.aliveAt(r.m.table.at(s), r.now) }
 
 // Birth returns what tells an entry from others that had or will have its slot; 0 for a free slot.
 func (m *Machine) Birth(s Slot) uint64 {

@@ -120,8 +120,6 @@ type Master struct {
 	mu       sync.Mutex
 	leading  bool
 	term     uint64
-	baseMS   uint64 // log time at the election
-	baseAt   int64  // and the clock then
 	queue    []*request
 	queued   int // bytes in queue
 	inflight map[seqKey]*request
@@ -137,6 +135,7 @@ type Master struct {
 
 	serving atomic.Bool   // leading, for readers that hold no lock
 	term64  atomic.Uint64 // the term, while serving
+	elected atomic.Pointer[election]
 	parkedN atomic.Int64
 	reports reports
 	// answering is how many requests the last group answered and others that waited then: negative once all answers
@@ -156,6 +155,12 @@ type Master struct {
 type seqKey struct {
 	session meta.SessionID
 	seq     uint64
+}
+
+// election is where a leader's log time begins.
+type election struct {
+	logMS uint64 // log time at the election
+	clock int64  // and the clock then
 }
 
 // NewMaster rebuilds the index from the store. The result follows; it leads when OnLeadership says so.
@@ -278,7 +283,7 @@ func (m *Master) OnLeadership(leads bool, term uint64) {
 	m.state.RLock()
 	m.mu.Lock()
 	m.leading, m.term = true, term
-	m.baseMS, m.baseAt = m.machine.NowMS(), now
+	m.elected.Store(&election{m.machine.NowMS(), now})
 	m.leases.reset(uint32(m.cfg.Random()), now+int64(m.cfg.MaxLease)) //nolint:gosec // any bits will do
 	m.adoptSessions(now)
 	m.adoptRegions(now)
@@ -361,9 +366,13 @@ func (m *Master) notLeader() protocol.Error {
 }
 
 // logTime is the log time in milliseconds: the last stamped one, moved on by this leader's own clock. The caller holds
-// state for reading, and mu.
+// state for reading.
 func (m *Master) logTime(now int64) uint64 {
-	own := m.baseMS + uint64(max(now-m.baseAt, 0))/uint64(time.Millisecond)
+	e := m.elected.Load()
+	if e == nil { // this member has never led
+		return m.machine.NowMS()
+	}
+	own := e.logMS + uint64(max(now-e.clock, 0))/uint64(time.Millisecond)
 	return max(own, m.machine.NowMS())
 }
 

@@ -149,7 +149,7 @@ func (s *Server) Regions(after uint64, limit int) (regions []RegionStatus, next 
 	m := s.master
 	m.state.RLock()
 	infos := m.machine.Regions()
-	nowMS := m.machine.NowMS()
+	nowMS := m.presentMS()
 	m.state.RUnlock()
 	infos = infos[sortedAfter(infos, after):]
 	if limit > 0 && len(infos) > limit {
@@ -227,7 +227,7 @@ func (s *Server) Keys(prefix []byte, cursor uint64, limit int) (keys []KeyStatus
 	m := s.master
 	m.state.RLock()
 	defer m.state.RUnlock()
-	next = m.machine.ListKeys("", prefix, cursor, min(max(limit, 1), maxKeyPage), func(slot meta.Slot) {
+	next = m.machine.At(m.presentMS()).ListKeys("", prefix, cursor, min(max(limit, 1), maxKeyPage), func(slot meta.Slot) {
 		info := m.machine.Entry(slot)
 		k := KeyStatus{Key: string(m.machine.Key(slot)), Location: info.Location, Class: info.Class.String()}
 		if info.Class == meta.ClassHard {
@@ -323,9 +323,7 @@ func (s *Server) Pin(ctx context.Context, keys [][]byte, spec PinSpec) ([]bool, 
 	if spec.TTL > 0 {
 		m := s.master
 		m.state.RLock()
-		m.mu.Lock()
 		cmd.Until = m.logTime(m.now()) + uint64(max(spec.TTL/time.Millisecond, 1))
-		m.mu.Unlock()
 		m.state.RUnlock()
 	}
 	return s.pin(ctx, cmd)

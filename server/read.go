@@ -118,13 +118,13 @@ func (m *Master) serve(
 	}
 	switch h.Type {
 	case protocol.TypeExists, protocol.TypeBatchExists:
-		return m.exists(c, sc, h, payload, out), Served
+		return m.exists(c, sc, h, payload, out, now), Served
 	case protocol.TypeRenew, protocol.TypeRelease:
 		return m.serveLeases(c, sc, h, payload, out, now)
 	case protocol.TypePrefixMatch:
-		return m.prefixMatch(c, sc, h, payload, out), Served
+		return m.prefixMatch(c, sc, h, payload, out, now), Served
 	case protocol.TypeListKeys:
-		return m.listKeys(c, h, payload, out), Served
+		return m.listKeys(c, h, payload, out, now), Served
 	case protocol.TypeListAllocations:
 		return m.listAllocations(h, payload, out), Served
 	case protocol.TypeGetStats:
@@ -186,7 +186,7 @@ func (m *Master) serveLookup(c *Client, h protocol.Header, payload, out []byte, 
 	lease := m.leaseFor(c, req.LeaseMS)
 	releases := len(req.Release) > 0
 	m.state.RLock()
-	hits := m.findAll(c, sc)
+	hits := m.findAll(c, sc, now)
 	ok := m.grantAll(sc, now, now+int64(lease), uint64(lease/time.Millisecond), c.native()) //nolint:gosec // not negative
 	m.state.RUnlock()
 	if releases {
@@ -201,13 +201,31 @@ func (m *Master) serveLookup(c *Client, h protocol.Header, payload, out []byte, 
 	return appendLookup(out, h, sc.results, req.Packed), Served
 }
 
+// reading is the index as a connection's reads see it: a leader's at the log time that it would stamp now, so that what
+// has expired is gone also while nothing is logged; another member's at the last stamped one, since it has no clock of
+// its own to move that on. The caller holds state.
+func (m *Master) reading(c *Client, now int64) meta.Reading {
+	if m.leads(c) {
+		return m.machine.At(m.logTime(now))
+	}
+	return m.machine.At(m.machine.NowMS())
+}
+
+// presentMS is the log time that operators see: see reading. The caller holds state.
+func (m *Master) presentMS() uint64 {
+	if m.serving.Load() {
+		return m.logTime(m.now())
+	}
+	return m.machine.NowMS()
+}
+
 // findAll looks the keys up and fills in results and slots; it returns how many were found. The caller holds state.
-func (m *Master) findAll(c *Client, sc *scratch) (hits int) {
+func (m *Master) findAll(c *Client, sc *scratch, now int64) (hits int) {
 	sc.results, sc.slots = sc.results[:0], sc.slots[:0]
-	tenant := c.tenantID(m)
+	tenant, at := c.tenantID(m), m.reading(c, now)
 	var l meta.Location
 	for _, key := range sc.lookup.Keys {
-		slot, ok := m.machine.Find(tenant, key)
+		slot, ok := at.Find(tenant, key)
 		if !ok {
 			slot = meta.None
 			sc.results = append(sc.results, protocol.LookupResult{})
@@ -287,16 +305,16 @@ func appendLookup(out []byte, h protocol.Header, results []protocol.LookupResult
 }
 
 // exists serves EXISTS_KV and BATCH_EXISTS_KV. It promises nothing and does not count as a use.
-func (m *Master) exists(c *Client, sc *scratch, h protocol.Header, payload, out []byte) []byte {
+func (m *Master) exists(c *Client, sc *scratch, h protocol.Header, payload, out []byte, now int64) []byte {
 	req := &sc.keys
 	if err := req.DecodeAs(payload, h.Type); err != nil {
 		return m.refuseErr(out, h, err)
 	}
 	sc.bools = sc.bools[:0]
 	m.state.RLock()
-	tenant := c.tenantID(m)
+	tenant, at := c.tenantID(m), m.reading(c, now)
 	for _, key := range req.Keys {
-		_, ok := m.machine.Find(tenant, key)
+		_, ok := at.Find(tenant, key)
 		sc.bools = append(sc.bools, ok)
 	}
 	m.state.RUnlock()
@@ -317,6 +335,7 @@ func (m *Master) serveLeases(
 	sc.bools = sc.bools[:0]
 	var l meta.Location
 	m.state.RLock()
+	at := m.reading(c, now)
 	m.leases.mu.Lock()
 	for _, lease := range req.Leases {
 		slot := meta.Slot(lease & 0xffffffff)
@@ -326,7 +345,7 @@ func (m *Master) serveLeases(
 			if held = m.leases.release(lease, now); held {
 				m.n.LeasesReleased.Add(1)
 			}
-		case m.machine.Live(slot):
+		case at.Live(slot):
 			// An entry that has just been cleared or lost must not be read any longer: its lease runs out.
 			m.machine.Location(slot, &l)
 			held = !m.leases.blocked(slot, l.Region) && m.leases.renew(lease, l.Region, now, until)
@@ -344,7 +363,7 @@ func (m *Master) serveLeases(
 }
 
 // prefixMatch serves PREFIX_MATCH.
-func (m *Master) prefixMatch(c *Client, sc *scratch, h protocol.Header, payload, out []byte) []byte {
+func (m *Master) prefixMatch(c *Client, sc *scratch, h protocol.Header, payload, out []byte, now int64) []byte {
 	req := &sc.prefix
 	if err := req.Decode(payload); err != nil {
 		return m.refuseErr(out, h, err)
@@ -362,7 +381,7 @@ func (m *Master) prefixMatch(c *Client, sc *scratch, h protocol.Header, payload,
 		collect = func(key []byte) { reply.Keys = append(reply.Keys, append([]byte(nil), key...)) }
 	}
 	m.state.RLock()
-	reply.Matched = uint64(m.machine.PrefixMatch(&ctx, req.Hashes, req.Members, collect)) //nolint:gosec // not negative
+	reply.Matched = uint64(m.reading(c, now).PrefixMatch(&ctx, req.Hashes, req.Members, collect)) //nolint:gosec // not negative
 	m.state.RUnlock()
 	b, mark := protocol.BeginReply(out, h)
 	return protocol.EndFrame(reply.Append(b), mark)
@@ -372,7 +391,7 @@ func (m *Master) prefixMatch(c *Client, sc *scratch, h protocol.Header, payload,
 const listKeysDefault = 256
 
 // listKeys serves LIST_KEYS.
-func (m *Master) listKeys(c *Client, h protocol.Header, payload, out []byte) []byte {
+func (m *Master) listKeys(c *Client, h protocol.Header, payload, out []byte, now int64) []byte {
 	var req protocol.ListKeysRequest
 	if err := req.Decode(payload); err != nil {
 		return m.refuseErr(out, h, err)
@@ -382,7 +401,8 @@ func (m *Master) listKeys(c *Client, h protocol.Header, payload, out []byte) []b
 	}
 	var reply protocol.ListKeysReply
 	m.state.RLock()
-	reply.Cursor = m.machine.ListKeys(c.tenantName(), req.Prefix, req.Cursor, int(req.Limit), func(s meta.Slot) { //nolint:gosec // at most MaxBatch
+	at := m.reading(c, now)
+	reply.Cursor = at.ListKeys(c.tenantName(), req.Prefix, req.Cursor, int(req.Limit), func(s meta.Slot) { //nolint:gosec // at most MaxBatch
 		reply.Keys = append(reply.Keys, m.keyInfo(s))
 	})
 	m.state.RUnlock()
