@@ -10,10 +10,11 @@ import (
 
 // Timing of clients.
 const (
-	callTimeout = 1 * sec
-	keepEvery   = 200 * ms
-	heartbeats  = 3
-	maxBackoff  = 200 * ms
+	minCall    = 500 * ms // the least and the most that a client waits for an answer
+	maxCall    = 6 * sec
+	keepEvery  = 200 * ms
+	heartbeats = 3
+	maxBackoff = 200 * ms
 )
 
 // client is one life of a client process: it speaks the native protocol as the client package does, in steps that can
@@ -46,7 +47,8 @@ type client struct {
 	silentTo   int64 // sends no heartbeat and begins nothing until then
 	quits      bool  // gives calls up
 	jumped     bool
-	busy       int // operations in progress
+	busy       int   // operations in progress
+	answerIn   int64 // how long it waits for an answer
 }
 
 // csession is a session as the client knows it.
@@ -83,6 +85,7 @@ func (s *sim) newClient(n int) *client {
 	c.life = s.newActor(fmt.Sprint("client ", n))
 	c.pool = share{c: c, gone: map[uint64]uint64{}}
 	c.remote = c.rng.Float64() < s.mix.remote
+	c.answerIn = minCall + c.rng.Int64N(maxCall-minCall)
 	c.quits = s.faulty(clientQuits) && c.rng.IntN(2) == 0
 	if s.faulty(clockSkew) {
 		c.clock.ppm = c.rng.Int64N(8001) - 4000
@@ -152,7 +155,7 @@ func (cl *call) finish(body []byte, lost string) {
 // do sends a request on a connection and waits for the answer.
 func (x *clientConn) do(p *proc, t protocol.Type, body []byte, wait int64) *call {
 	x.seq++
-	cl := &call{seq: x.seq, typ: t, p: p, sentAt: x.c.clock.Boottime(), timeout: callTimeout + wait}
+	cl := &call{seq: x.seq, typ: t, p: p, sentAt: x.c.clock.Boottime(), timeout: x.c.answerIn + wait}
 	x.calls[cl.seq] = cl
 	x.order = append(x.order, cl)
 	b, mark := protocol.BeginFrame(nil, t, cl.seq)
@@ -194,6 +197,11 @@ func (c *client) connect(p *proc) bool {
 	if id == 0 || s.members[id] == nil {
 		id = c.known[c.next%len(c.known)]
 		c.next++
+	}
+	if s.members[id] == nil { // names lead to whoever is there now
+		if list := s.sorted(); len(list) > 0 {
+			id = list[c.next%len(list)].id
+		}
 	}
 	m := s.members[id]
 	slow := int64(0)

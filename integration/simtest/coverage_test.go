@@ -108,7 +108,7 @@ func (v *coverage) fields() []*uint64 {
 // never lists the classes of faults that did not fire.
 func (v *coverage) never() (names []string) {
 	for c := range classes {
-		if v.Faults[c.String()] == 0 {
+		if allClasses.has(c) && v.Faults[c.String()] == 0 {
 			names = append(names, c.String())
 		}
 	}

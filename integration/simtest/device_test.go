@@ -95,7 +95,7 @@ func (m *member) manage(p *proc, term uint64) {
 func (m *member) seed(p *proc) bool {
 	s := m.s
 	now := s.log.state.Incarnation()
-	if now != 0 && !s.restored {
+	if now != 0 && m.restored == nil {
 		return true
 	}
 	if now == 0 {
@@ -106,9 +106,11 @@ func (m *member) seed(p *proc) bool {
 			return false
 		}
 	}
-	_, code := m.do(p, &meta.NewIncarnation{Incarnation: max(now, s.incarnations) + 1})
-	if code == protocol.CodeOK {
-		s.restored = false
+	s.incarnations = max(now, s.incarnations) + 1 // larger than any before, in whatever line of history
+	_, code := m.do(p, &meta.NewIncarnation{Incarnation: s.incarnations})
+	if code == protocol.CodeOK && m.restored != nil {
+		m.enter(func() { m.note(m.restored()) })
+		m.restored = nil
 	}
 	return code == protocol.CodeOK
 }

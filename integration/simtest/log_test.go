@@ -22,6 +22,9 @@ type history struct {
 	keys     map[string]keyRecord
 	tenant   meta.TenantID
 	proposed int64            // when the entry that is being applied was proposed
+	raw      [][]byte         // every entry from the first of all on
+	base     uint64           // state hash before the first entry
+	closed   bool             // restored, and without an incarnation of its own yet: what it holds must not be served
 	at       map[place]string // which key lies where, of the entries that may be served
 }
 
@@ -107,6 +110,8 @@ func (h *history) apply(index, sum uint64, data []byte) {
 	s := h.s
 	h.results.Reset()
 	h.results.WantEffects = true
+	h.raw = append(h.raw, bytes.Clone(data))
+	incarnation := h.state.Incarnation()
 	if err := h.state.Apply(index, data, &h.results); err != nil {
 		s.fail("log", "entry %d does not apply: %v", index, err)
 		return
@@ -119,6 +124,10 @@ func (h *history) apply(index, sum uint64, data []byte) {
 		return
 	}
 	h.once(index)
+	if h.closed {
+		h.closed = h.state.Incarnation() == incarnation
+		return
+	}
 	before := map[string]bool{}
 	for key := range h.keys {
 		before[key] = true
@@ -224,6 +233,12 @@ func (s *sim) checkReplica(m *member) {
 func (s *sim) compareState(m *member, at, hash uint64) {
 	h := s.log
 	if at == 0 {
+		return
+	}
+	if at == h.first-1 && h.base != 0 {
+		if hash != h.base {
+			s.fail("hash", "member %d is restored to another state than the log led to at %d", m.id, at)
+		}
 		return
 	}
 	if at > h.last() || at < h.first {

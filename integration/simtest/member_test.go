@@ -71,6 +71,7 @@ type member struct {
 	watched        map[meta.SessionID]meta.Process
 	starting       int // failed starts in a row
 	rotten         bool
+	restored       func() error // its store was made from a snapshot, and has no incarnation of its own yet
 	lagging        bool
 	cpu            int    // depth of enter
 	at, hash       uint64 // what was applied, and the state's hash then
@@ -177,10 +178,7 @@ func (m *member) open() (err error) {
 		}
 	}()
 	m.store = nil
-	m.store, err = raft.OpenStore("/data", raft.StoreOptions{
-		FS: m.disk.mount(), CacheBytes: 1 << 20, MemTableBytes: 256 << 10, BallastBytes: -1, MinFreeBytes: 1 << 20,
-		FailStop: func(err error) { m.stopped = err }, Logger: s.logger,
-	})
+	m.store, err = raft.OpenStore("/data", m.storeOptions())
 	if err != nil {
 		return err
 	}
@@ -194,6 +192,13 @@ func (m *member) open() (err error) {
 			return err
 		}
 	}
+	restored, done, err := m.store.TakeRestoredMarker()
+	if err != nil {
+		return err
+	}
+	if m.restored = nil; restored {
+		m.restored = done
+	}
 	m.count = &server.Counters{}
 	m.core = nil
 	if m.master, err = server.NewMaster(m.config()); err != nil {
@@ -204,6 +209,13 @@ func (m *member) open() (err error) {
 		OnRead: m.readDone, OnLeadership: m.onLeadership, LogKeepEntries: s.mix.keepLog, Logger: s.logger,
 	}, m.store)
 	return err
+}
+
+func (m *member) storeOptions() raft.StoreOptions {
+	return raft.StoreOptions{
+		FS: m.disk.mount(), CacheBytes: 1 << 20, MemTableBytes: 256 << 10, BallastBytes: -1, MinFreeBytes: 1 << 20,
+		FailStop: func(err error) { m.stopped = err }, Logger: m.s.logger,
+	}
 }
 
 // refused is what an operator does with a member that does not start: once more, since a read may have failed, and then

@@ -106,6 +106,7 @@ var strikes = [classes]func(x *strike) func(){
 	clockJump:      (*strike).jump,
 	deviceLoss:     (*strike).loseDevice,
 	version:        (*strike).version,
+	restore:        (*strike).restore,
 	clientPause:    (*strike).pauseClient,
 	clientCrash:    (*strike).crashClient,
 	clientDeaf:     (*strike).deafen,

@@ -1,7 +1,10 @@
 package simtest
 
 import (
+	"cmp"
 	"math"
+	"slices"
+	"sort"
 	"time"
 
 	"github.com/anishathalye/porcupine"
@@ -40,6 +43,7 @@ type linear struct {
 
 type operation struct {
 	porcupine.Operation
+	of      *linear
 	c       *client
 	dropped bool
 	over    bool
@@ -48,7 +52,7 @@ type operation struct {
 func newLinear(s *sim) *linear { return &linear{s: s, open: map[*client][]*operation{}} }
 
 func (l *linear) begin(c *client, kind opKind, key string, version uint64) *operation {
-	op := &operation{c: c}
+	op := &operation{c: c, of: l}
 	op.ClientId, op.Call = c.n, l.s.now
 	op.Input = input{kind, key, version}
 	l.ops = append(l.ops, op)
@@ -57,20 +61,61 @@ func (l *linear) begin(c *client, kind opKind, key string, version uint64) *oper
 }
 
 func (l *linear) end(op *operation, out output) {
+	if l.straddles(op) {
+		return
+	}
+	if k := op.Input.(input).kind; l.s.mix.policy == "ttl" && !out.done && (k == opGet || k == opExists) {
+		l.cancel(op) // a leader sees that time is over before the log says so
+		return
+	}
 	op.over, op.Output, op.Return = true, out, l.s.now
 	l.close(op)
 }
 
 // cancel takes an operation back that had no effect and saw nothing.
 func (l *linear) cancel(op *operation) {
+	if op.of != l {
+		return
+	}
 	op.over, op.dropped = true, true
 	l.close(op)
 }
 
 // unknown says that an operation may have an effect, at any time from its call on.
 func (l *linear) unknown(op *operation) {
+	if l.straddles(op) {
+		return
+	}
 	op.over, op.Output, op.Return = true, output{unknown: true}, math.MaxInt64
 	l.close(op)
+}
+
+// straddles handles an operation that began before the cluster was restored: what it saw may be of either history, and
+// what it does may be in both.
+func (l *linear) straddles(op *operation) bool {
+	if op.of == l {
+		return false
+	}
+	if k := op.Input.(input).kind; k == opPut || k == opDelete {
+		again := &operation{over: true, of: l}
+		again.ClientId, again.Call, again.Return = op.ClientId, op.Call, math.MaxInt64
+		again.Input, again.Output = op.Input, output{unknown: true}
+		l.ops = append(l.ops, again)
+	}
+	return true
+}
+
+// over ends a history: what is in progress may have had an effect.
+func (l *linear) over() {
+	for _, open := range l.open {
+		for _, op := range append([]*operation(nil), open...) {
+			op.over, op.Output, op.Return = true, output{unknown: true}, math.MaxInt64
+			if k := op.Input.(input).kind; k != opPut && k != opDelete {
+				op.dropped = true
+			}
+		}
+	}
+	clear(l.open)
 }
 
 func (l *linear) close(op *operation) {
@@ -156,5 +201,43 @@ func (l *linear) check() porcupine.CheckResult {
 		h = append(h, op.Operation)
 	}
 	l.s.cover.Linear += uint64(len(h))
-	return porcupine.CheckOperationsTimeout(keyModel, h, time.Minute)
+	r := porcupine.CheckOperationsTimeout(keyModel, h, time.Minute)
+	if r != porcupine.Ok {
+		l.explain(h)
+	}
+	return r
+}
+
+// explain logs the shortest beginning of a key's history that no order explains.
+func (l *linear) explain(h []porcupine.Operation) {
+	for _, part := range keyModel.Partition(h) {
+		if porcupine.CheckOperationsTimeout(keyModel, part, time.Minute) == porcupine.Ok {
+			continue
+		}
+		slices.SortStableFunc(part, func(a, b porcupine.Operation) int { return cmp.Compare(a.Return, b.Return) })
+		n := sort.Search(len(part), func(n int) bool {
+			return porcupine.CheckOperationsTimeout(keyModel, began(part, n), time.Minute) != porcupine.Ok
+		})
+		for _, op := range part[max(0, n-12):min(n+3, len(part))] {
+			l.s.logf("client %d from %.4f to %.4f: %+v -> %+v", op.ClientId, float64(op.Call)/1e9, float64(op.Return)/1e9, op.Input, op.Output)
+		}
+		return
+	}
+}
+
+// began is the history up to the end of operation n: those that had begun by then may have had an effect.
+func began(part []porcupine.Operation, n int) (h []porcupine.Operation) {
+	h = append(h, part[:n]...)
+	for _, op := range part[n:] {
+		k := op.Input.(input).kind
+		if n == 0 || op.Call > part[n-1].Return || k == opGet || k == opExists {
+			continue
+		}
+		op.Return = math.MaxInt64
+		if k != opDrop {
+			op.Output = output{unknown: true}
+		}
+		h = append(h, op)
+	}
+	return h
 }

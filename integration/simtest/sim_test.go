@@ -74,8 +74,8 @@ type sim struct {
 	proposals    map[uint64]int64
 	leaders      map[uint64]uint64 // term -> member
 	incarnations uint64
-	restored     bool
-	old          []byte // a snapshot to restore
+	old          *backup // a snapshot to restore
+	past         []*linear
 
 	quiet              bool // the faults are over
 	fired              int  // faults so far
@@ -121,8 +121,10 @@ func simulate(t *testing.T, o options) (res result) {
 		s.end()
 	})
 	if s.violation == nil {
-		if r := s.linear.check(); r != porcupine.Ok {
-			s.fail("linear", "the history of operations is %s", r)
+		for _, l := range append(s.past, s.linear) {
+			if r := l.check(); r != porcupine.Ok {
+				s.fail("linear", "the history of operations is %s", r)
+			}
 		}
 	}
 	s.cover.Seeds = 1
