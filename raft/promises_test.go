@@ -77,3 +77,28 @@ func TestSyncOfTheFirstOfTwoRounds(t *testing.T) {
 	defer mustClose(t, again)
 	require.Equal(t, store.log.last, again.log.last, "acknowledged, and lost")
 }
+
+// TestAMinorityCommitsNothing: what a leader and fewer than half of the others have is not applied, and gone when the
+// rest elects another leader.
+func TestAMinorityCommitsNothing(t *testing.T) {
+	for _, ids := range [][]uint64{{1, 2, 3}, {1, 2, 3, 4}, {1, 2, 3, 4, 5}} {
+		s := newSim(t, ids...)
+		require.NoError(t, s.put("before", "1"))
+		s.settle()
+		lead := s.leader()
+		reach := map[uint64]bool{lead.id: true} // with the leader one short of a majority
+		for _, id := range ids {
+			if len(reach) < len(ids)/2 {
+				reach[id] = true
+			}
+		}
+		s.cut = func(from, to uint64) bool { return reach[from] != reach[to] }
+		_, _, err := lead.core.Propose([]byte("lost=1"))
+		require.NoError(t, err)
+		s.settle()
+		for _, n := range s.nodes {
+			require.Empty(t, n.kv.get("lost"), "%d of %d members have it", len(reach), len(ids))
+		}
+		require.Equal(t, "1", lead.kv.get("before"))
+	}
+}
