@@ -66,6 +66,7 @@ type planner struct {
 	cmd      Alloc
 	found    []bool
 	wait     bool // something could be had later
+	coming   bool // a region of another's is on its way to the instance
 }
 
 // PlanAlloc is Reading.PlanAlloc as of the last stamped log time.
@@ -242,11 +243,11 @@ func (p *planner) reserved() AllocPlan {
 			continue
 		}
 		if r.state == RegionMarked || r.live > 0 || p.g.RegionBusy(r.id) {
-			p.wait = true
+			p.wait, p.coming = true, true
 			if r.state == RegionDraining && r.live > 0 {
 				return AllocPlan{Kind: PlanEmpty, Region: r.id}
 			}
-			return AllocPlan{Kind: PlanWait}
+			continue // what can be had at once need not wait for it
 		}
 		if r.state == RegionDraining && r.length >= p.least && !p.atLimit() {
 			p.cmd.Region = r.id
@@ -365,7 +366,7 @@ func (p *planner) departed() AllocPlan {
 
 // others takes a region from another client that is alive, or whose process may still write: it is asked first.
 func (p *planner) others() AllocPlan {
-	if p.atLimit() || !p.req.Evict {
+	if p.atLimit() || !p.req.Evict || p.coming {
 		return AllocPlan{}
 	}
 	young := false
@@ -388,6 +389,36 @@ func (p *planner) others() AllocPlan {
 		return AllocPlan{}
 	}
 	return AllocPlan{Kind: PlanMark, Region: r.id}
+}
+
+// PlanEarly names the region that an instance would be given at the cost of another live client, if it is time to ask
+// for it before a store needs it: percent of the pool lies in regions, the instance's recent demand in bytes is more
+// than its own entries could make room for, and no region is on its way to it. 0: there is none. It changes nothing.
+func (m *Machine) PlanEarly(id SessionID, pageSize, demand, percent uint64, g Guard) RegionID {
+	s := m.sessions[id]
+	if s == nil || !s.open {
+		return 0
+	}
+	own := uint64(0)
+	for _, r := range s.regions {
+		own += r.liveBytes
+	}
+	pool, given := uint64(0), uint64(0)
+	for _, d := range m.sortedDevices() {
+		_, free := d.largestFree()
+		size := max(d.dataEnd(), d.DataOffset) - d.DataOffset
+		pool, given = pool+size, given+size-min(size, free)
+	}
+	if demand <= own || given/100 < pool/100*percent/100 {
+		return 0
+	}
+	for _, r := range m.regionList {
+		if r.markedFor == id {
+			return 0
+		}
+	}
+	p := planner{m: m, s: s, req: &protocol.AllocRequest{Evict: true}, g: g, pageSize: pageSize, least: pageSize}
+	return p.others().Region
 }
 
 // usable reports whether a region could be given whole now.

@@ -42,6 +42,8 @@ type Config struct {
 	TouchBudget       int           `yaml:"touch_budget" help:"Uses per second that go into the log; more are dropped and counted."`
 	AllocTimeout      time.Duration `yaml:"alloc_timeout" help:"How long an allocation that names no time waits for a victim before it is answered with a retryable PENDING."`
 
+	RevokeWatermark int `yaml:"revoke_watermark" help:"Percent of the pool in regions from which on a client that evicts more than it holds gets a region of another client before its stores wait for one; 0: never."`
+
 	EvictionPolicy        string        `yaml:"eviction_policy" help:"Eviction policy of a new pool; afterwards: larder ctl policy set."`
 	TTL                   time.Duration `yaml:"ttl" help:"Life of entries under the ttl policy that name none, in a new pool; 0: they do not expire."`
 	PageSize              Size          `yaml:"page_size" help:"Page size of a new pool, for clients that name none."`

@@ -23,6 +23,7 @@ type Counters struct {
 	AllocWaits          atomic.Uint64 // requests that waited for a victim
 	AllocTimeouts       atomic.Uint64 // and those that were answered PENDING
 	AllocReplans        atomic.Uint64 // plans that Apply found out of date
+	EarlyRevokes        atomic.Uint64 // regions asked for ahead of need: see Config.RevokeWatermark
 	CondemnedWaits      atomic.Uint64 // reads that waited for the outcome of an eviction
 	RevokesSent         atomic.Uint64 // pushes, repetitions included
 	RevokesPending      atomic.Int64  // regions that wait for an answer

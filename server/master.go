@@ -74,14 +74,17 @@ type MasterConfig struct {
 	// Random returns 64 random bits.
 	Random func() uint64
 
-	MaxLease       time.Duration // one election timeout
-	DefaultLease   time.Duration
-	SessionTTL     time.Duration // longest, and for clients that name none
-	FlushInterval  time.Duration
-	TouchInterval  time.Duration
-	TouchBudget    int // per second
-	AllocTimeout   time.Duration
-	RevokeInterval time.Duration // 0 = revokeInterval
+	MaxLease      time.Duration // one election timeout
+	DefaultLease  time.Duration
+	SessionTTL    time.Duration // longest, and for clients that name none
+	FlushInterval time.Duration
+	TouchInterval time.Duration
+	TouchBudget   int // per second
+	AllocTimeout  time.Duration
+	// RevokeWatermark is the percentage of the pool in regions from which on a client that evicts more than it holds is
+	// given a region of another's before it must wait for one. 0 = never.
+	RevokeWatermark int
+	RevokeInterval  time.Duration // 0 = revokeInterval
 }
 
 // Host identifies this host's processes.

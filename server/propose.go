@@ -196,7 +196,7 @@ func (m *Master) addTo(g *group, r *request, data []byte, now int64) []byte {
 			m.leases.condemnRegion(id)
 			g.regions = append(g.regions, id)
 		}
-		return meta.AppendCommand(data, head, &r.plan.Cmd)
+		return m.takeEarly(g, r, meta.AppendCommand(data, head, &r.plan.Cmd), now)
 	case meta.PlanMark:
 		m.park(r, now, 0)
 		return m.addOwn(g, data, r.plan.Region, &meta.Mark{Region: r.plan.Region, For: r.key.session})

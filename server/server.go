@@ -272,7 +272,7 @@ func (s *Server) masterConfig() MasterConfig {
 		},
 		MaxLease: s.cfg.ElectionTimeout, DefaultLease: s.cfg.DefaultLease, SessionTTL: s.cfg.SessionTTL,
 		FlushInterval: s.cfg.FlushInterval, TouchInterval: s.cfg.TouchInterval, TouchBudget: s.cfg.TouchBudget,
-		AllocTimeout: s.cfg.AllocTimeout,
+		AllocTimeout: s.cfg.AllocTimeout, RevokeWatermark: s.cfg.RevokeWatermark,
 	}
 }
 

@@ -26,6 +26,7 @@ type session struct {
 	// Guarded by Master.mu.
 	clients []*Client
 	closing bool // a CloseSession is on its way
+	demand  demand
 }
 
 // maxSessionClients bounds the connections of one session.
