@@ -82,6 +82,8 @@ var groups = []group{
 	{"data", false, (*bench).data},
 	{"policies", false, (*bench).policies},
 	{"restart", false, (*bench).restart},
+	{"lost", false, (*bench).lost},
+	{"lost-5M", true, (*bench).lostLong},
 	{"memory-10M", true, (*bench).tenMillion},
 }
 
