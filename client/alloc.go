@@ -386,8 +386,7 @@ func (c *Client) takeIn(s *session, rep *protocol.AllocReply) (pages int, err er
 	}
 	p.mu.Lock()
 	for i := range rep.Evicted {
-		pg := &rep.Evicted[i]
-		p.freed(pg, keyHash(pg.Key))
+		p.evicted(&rep.Evicted[i])
 	}
 	p.mu.Unlock()
 	c.counters.evicted.Add(uint64(len(rep.Evicted)))

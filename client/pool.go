@@ -184,6 +184,18 @@ func (p *pool) freed(pg *protocol.Page, key uint64) {
 	p.retire(run{r, page, n}, pg.FreeAfterMS)
 }
 
+// evicted is freed for the pages that the answer to a REQUEST_ALLOC names. An answer that was long on its way may tell of
+// an eviction that a HANDSHAKE has told since, and the page may hold its key again: what has changed since that HANDSHAKE
+// keeps its pages, which cost room until the next at worst.
+func (p *pool) evicted(pg *protocol.Page) {
+	if r := p.regions[pg.RegionID]; r != nil && r.since != nil {
+		if page, n := r.pagesAt(pg.KVOffset, pg.KVLength); n > 0 && r.since.has(page) {
+			return
+		}
+	}
+	p.freed(pg, keyHash(pg.Key))
+}
+
 // asks notes that a REQUEST_ALLOC is about to be sent.
 func (p *pool) asks() {
 	p.mu.Lock()
@@ -197,6 +209,9 @@ func (p *pool) told() {
 	defer p.mu.Unlock()
 	if p.asking--; p.asking == 0 {
 		clear(p.gone)
+		for _, r := range p.list {
+			r.since = nil
+		}
 	}
 }
 
@@ -357,7 +372,10 @@ func (p *pool) reconcile(owned []protocol.OwnedRegion, quarantineMS uint64) (dro
 		default:
 			p.compare(r, o.Occupied, quarantineMS)
 		}
-		r.changed = nil
+		r.changed, r.since = nil, nil
+		if p.asking > 0 {
+			r.since = newBitset(len(r.keys), false)
+		}
 	}
 	return dropped, revoking
 }

@@ -157,3 +157,43 @@ func TestReconcileLeavesAloneWhatChangedMeanwhile(t *testing.T) {
 	require.Len(t, dropped, 2)
 	require.Zero(t, p.nfree)
 }
+
+// A REQUEST_ALLOC evicts key a, and its answer is lost twice over: a HANDSHAKE tells that the page is free, the client
+// stores a there again, and only then the answer comes.
+func TestALateAnswerDoesNotFreeAPageThatWasStoredSince(t *testing.T) {
+	now := int64(0)
+	p := newPool(func() int64 { return now })
+	r := testRegion(1, 2)
+	p.add(r)
+	store := func() run {
+		t.Helper()
+		a, ok := p.takeRun(1)
+		require.True(t, ok)
+		r.keys[a.page] = keyHash([]byte("a"))
+		p.use(a)
+		return a
+	}
+	a := store()
+	answer := &protocol.Page{Key: []byte("a"), RegionID: 1, KVOffset: a.offset(), KVLength: 4096}
+	handshake := func(occupied ...uint64) {
+		p.noteChanges()
+		p.reconcile([]protocol.OwnedRegion{{
+			Region: protocol.Region{Handle: protocol.Handle{RegionID: 1}, Epoch: 1}, Occupied: occupied,
+		}}, 0)
+	}
+	p.asks()
+	handshake()
+	require.Equal(t, 2, p.nfree, "the eviction was told")
+	require.Equal(t, a.page, store().page)
+	p.evicted(answer)
+	require.True(t, r.used.has(a.page), "it holds an entry")
+	p.told()
+	p.evicted(answer)
+	require.False(t, r.used.has(a.page), "an answer to what was asked since is believed")
+
+	b := store()
+	p.asks()
+	handshake(b.offset(), 4096)
+	p.evicted(&protocol.Page{Key: []byte("a"), RegionID: 1, KVOffset: b.offset(), KVLength: 4096})
+	require.False(t, r.used.has(b.page), "the retry evicted what has not changed since the HANDSHAKE")
+}

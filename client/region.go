@@ -31,6 +31,7 @@ type region struct {
 	keys    []uint64      // per page: hash of the key whose entry begins there, or is about to
 	early   map[int]int64 // taken pages whose entry was freed before its REGISTER was known to have worked: end of rest
 	changed *bitset       // pages whose state changed since the HANDSHAKE in progress was sent; nil if none is
+	since   *bitset       // pages whose state changed since the last HANDSHAKE, while an older REQUEST_ALLOC is not answered; else nil
 	copies  int           // stores that are writing now
 	drained chan struct{} // closed when copies reaches 0; nil if nobody waits
 	allocs  int           // open Allocs, whose memory the user may write to at any time
@@ -75,11 +76,11 @@ func (t run) bytes(size int) []byte {
 // offset is where the run begins in its region.
 func (t run) offset() uint64 { return uint64(t.page) * t.r.pageSize } //nolint:gosec // not negative
 
-// note records that pages changed state while a HANDSHAKE is in progress.
+// note records that pages changed state.
 func (r *region) note(page, n int) {
-	if r.changed != nil {
-		for i := range n {
-			r.changed.add(page + i)
+	for _, b := range [...]*bitset{r.changed, r.since} {
+		for i := 0; b != nil && i < n; i++ {
+			b.add(page + i)
 		}
 	}
 }
