@@ -127,6 +127,12 @@ func (d *Device) Map(offset, length int64, opts MapOptions) (*Mapping, error) {
 	if err != nil {
 		return nil, err
 	}
+	if !opts.ReadOnly {
+		// A child of a fork would go on to write after this process is proven dead and its regions were given away.
+		if err := unix.Madvise(s.whole, unix.MADV_DONTFORK); err != nil {
+			return nil, errors.Join(fmt.Errorf("cxl: keep %s from children of a fork: %w", d.path, err), s.unmap())
+		}
+	}
 	if opts.HugePages {
 		_ = unix.Madvise(s.whole, unix.MADV_HUGEPAGE) // a wish: device-DAX has them anyway, files may have none
 	}
