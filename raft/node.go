@@ -22,15 +22,11 @@ const (
 	spaceTicks        = 5 // free space is measured every half second: at 300 MB/s that is 150 MB, below the minimum
 	// witnessInterval bounds how long entries under load are durable before the witness knows of them.
 	witnessInterval = 50 * time.Millisecond
-	// slowSync is the average log sync above which a leader hands over: several times that of a spinning disk.
-	// slowMoves is the least time between two attempts.
-	slowSync  = 50 * time.Millisecond
-	slowMoves = time.Minute
 	// gatherMax bounds the pause before a sync, on slow disks too.
 	gatherMax = 500 * time.Microsecond
-	// stallLimit is how long a log write may take before the member stops itself: long past every election, so that
-	// the cluster went on without it, and short of what an operator would notice first.
-	stallLimit = 20 * time.Second
+	// stallLimit is how long a write to the disk may take before the member stops itself: long past every election, so
+	// that the cluster went on without it, and so short that it has stopped within 20 s of the stall.
+	stallLimit = 15 * time.Second
 )
 
 // Transport moves messages between members. TCP is the one for production;
@@ -95,6 +91,7 @@ type Node struct {
 	reads    readState
 	fenced   bool  // no Confirm until the leadership that is being handed over is gone
 	deadline int64 // the latest that any Confirm of this term may have given
+	races    races
 	sending  map[uint64]bool
 
 	wake     chan struct{} // 1: the loop has something to do
@@ -122,8 +119,7 @@ type Node struct {
 
 	gatherTimer *time.Timer // the loop's own, as the next
 	witnessAt   int64
-	slowTicks   int // the tick loop's own, as the next
-	movedAt     int
+	movedAt     int // the tick loop's own
 }
 
 // StartNode starts a member.
@@ -221,26 +217,6 @@ func (n *Node) tickLoop() {
 	}
 }
 
-// watchSpeed hands leadership over when this member's disk has been slow for an
-// election timeout: every write of the cluster waits for the leader's disk, and for
-// the faster half of the others'. Not often, as all disks may be slow.
-func (n *Node) watchSpeed(count int) {
-	if !n.leads.Load() || n.solo.Load() || n.syncNanos.Load() < int64(slowSync) {
-		n.slowTicks = 0
-		return
-	}
-	n.slowTicks++
-	if n.slowTicks < n.core.cfg.ElectionTicks || n.movedAt != 0 && time.Duration(count-n.movedAt)*n.cfg.Tick < slowMoves {
-		return
-	}
-	n.slowTicks, n.movedAt = 0, count
-	n.wg.Go(func() {
-		err := n.TransferLeadership(n.ctx, 0)
-		n.cfg.Core.logger().Warn("handing leadership over, the log's disk is slow",
-			slog.Duration("sync_duration", time.Duration(n.syncNanos.Load())), slog.Any("error", err))
-	})
-}
-
 // loop is the goroutine that drives raft.
 func (n *Node) loop() {
 	defer n.wg.Done()
@@ -312,6 +288,11 @@ func (n *Node) take() (*round, error) {
 	n.mu.Lock()
 	r, err := n.core.begin()
 	n.publish()
+	if r != nil && n.leads.Load() {
+		if ents := r.append.GetEntries(); len(ents) > 0 {
+			n.races.start(ents[len(ents)-1].GetIndex(), n.cfg.Boottime())
+		}
+	}
 	n.mu.Unlock()
 	if err != nil || r == nil {
 		return nil, err
@@ -345,11 +326,13 @@ func (n *Node) round() (more bool, err error) {
 		return false, err
 	}
 	removed := false
+	written := n.cfg.Boottime()
 	for _, r := range [...]*round{r, next} {
 		if r == nil {
 			continue
 		}
 		n.mu.Lock()
+		n.races.end(written)
 		late, err := n.core.finish(r)
 		n.publish()
 		removed = n.core.removed
@@ -560,6 +543,9 @@ type nodeHandler Node
 func (h *nodeHandler) Receive(m *pb.Message) error {
 	n := (*Node)(h)
 	n.mu.Lock()
+	if m.GetType() == pb.MsgAppResp && !m.GetReject() && n.isVoter(m.GetFrom()) {
+		n.races.acked(m.GetIndex(), n.cfg.Boottime)
+	}
 	err := n.core.Step(m)
 	broken := n.core.err
 	n.mu.Unlock()
