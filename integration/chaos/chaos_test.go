@@ -32,6 +32,17 @@ var cases = []struct {
 	{"partition-five", partitionFive},
 	{"clog", clog},
 	{"disk-full-follower", diskFullFollower},
+	{"disk-eio-write", diskFails("write eio *.log")},
+	{"disk-eio-sync", diskFails("sync eio")},
+	{"slow-disk-follower", slowDiskFollower},
+	{"slow-disk-leader", slowDiskLeader},
+	{"disk-stalled", diskStalled},
+	{"cpu-starved", cpuStarved},
+	{"client-killed", clientKilled},
+	{"pool-cut", poolCut},
+	{"pool-replaced", poolReplaced},
+	{"members-changed", membersChanged},
+	{"previous-release", previousRelease},
 }
 
 // caseTime is about how long the faults of a case go on.

@@ -53,7 +53,7 @@ type run struct {
 	rand    *rand.Rand
 	endRace context.CancelFunc
 	racing  sync.WaitGroup
-	done    bool
+	strange bool // devices are missing on purpose, which a check of the pool would report
 }
 
 // begin starts the cluster of a case and its load.
@@ -130,8 +130,9 @@ func (r *run) finish() {
 		r.load.VerifyAll(r.c.Open(client.Config{}))
 	}
 	r.c.Settled()
-	r.c.Check()
-	r.done = true
+	if !r.strange {
+		r.c.Check()
+	}
 }
 
 // fault counts a fault that was injected.

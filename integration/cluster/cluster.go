@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -130,6 +131,8 @@ func (c *Cluster) AddNode(id uint64) *Node {
 		t: c.t, ID: id, Dir: filepath.Join(c.Dir, fmt.Sprintf("node%d", id)),
 		Client: FreeAddr(c.t), Peer: FreeAddr(c.t), Admin: FreeAddr(c.t), Log: new(limitedBuffer), Binary: c.binary,
 	}
+	n.failpoints = filepath.Join(c.Dir, fmt.Sprintf("failpoints%d", id))
+	n.Env = []string{"LARDER_FAILPOINTS=" + n.failpoints}
 	n.listenClient, n.listenPeer = n.Client, n.Peer
 	if c.Links != nil {
 		n.listenClient, n.listenPeer = FreeAddr(c.t), FreeAddr(c.t)
@@ -144,6 +147,11 @@ func (c *Cluster) AddNode(id uint64) *Node {
 	c.Nodes = append(c.Nodes, n)
 	c.All = append(c.All, n)
 	return n
+}
+
+// Forget takes a node that was removed out of the members.
+func (c *Cluster) Forget(n *Node) {
+	c.Nodes = slices.DeleteFunc(c.Nodes, func(m *Node) bool { return m == n })
 }
 
 // Addrs lists the client addresses of all members.
@@ -284,6 +292,7 @@ type Node struct {
 	Log                 *limitedBuffer
 
 	listenClient, listenPeer string // where proxies pass on to
+	failpoints               string // file that says which operations on files fail
 
 	mu     sync.Mutex
 	cmd    *exec.Cmd
@@ -292,6 +301,17 @@ type Node struct {
 	err    error // of the last exit; after exited
 }
 
+// PID is the process's id, 0 if it does not run.
+func (n *Node) PID() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.is == Down {
+		return 0
+	}
+	return n.cmd.Process.Pid
+}
+
+// State is what the process does.
 func (n *Node) State() RunState {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -1,8 +1,10 @@
 package cluster
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -47,4 +49,23 @@ func FillDisk(t *testing.T, dir string, left uint64) (undo func()) {
 	require.NoError(t, syscall.Fallocate(int(f.Fd()), 0, 0, int64(free-left)))
 	require.NoError(t, f.Close())
 	return func() { require.NoError(t, os.Remove(path)) }
+}
+
+// Fail makes operations of a member on its files fail, as the lines say; none ends that. The program must be built with
+// the tag failpoints: see raft's failpoints.go for what a line is.
+func (n *Node) Fail(lines ...string) {
+	n.t.Helper()
+	next := n.failpoints + ".next"
+	require.NoError(n.t, os.WriteFile(next, []byte(strings.Join(lines, "\n")), 0o600))
+	require.NoError(n.t, os.Rename(next, n.failpoints))
+}
+
+// Failed returns the lines given to Fail that were carried out at least once.
+func (n *Node) Failed() []string {
+	n.t.Helper()
+	b, err := os.ReadFile(n.failpoints + ".hits")
+	if !errors.Is(err, os.ErrNotExist) {
+		require.NoError(n.t, err)
+	}
+	return strings.Split(strings.TrimSpace(string(b)), "\n")
 }

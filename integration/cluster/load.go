@@ -71,21 +71,20 @@ func (l *Load) Fail(err error) {
 
 // Call runs one operation with the bound that makes it a failure, whatever becomes of the load meanwhile.
 func (l *Load) Call(f func(ctx context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), Hang)
-	defer cancel()
-	return f(ctx)
+	_, err := l.repeat(f)
+	return err
 }
 
-// calm is for how long this process may stand still without its clients' sessions being at risk.
+// calm is for how long this process may stand still without its clients' sessions and deadlines being at risk.
 const calm = SessionTTL / 2
 
-// mutate is Call for a change. One whose session expired is repeated, as its user should, if this process has been given
-// no processor for so long that its sessions had to expire: again says that it was.
-func (l *Load) mutate(f func(ctx context.Context) error) (again bool, err error) {
+// repeat is Call for a change. A failure is repeated, as its user would, if this process has been given no processor for
+// so long that sessions had to expire and deadlines to pass: again says that it was.
+func (l *Load) repeat(f func(ctx context.Context) error) (again bool, err error) {
 	for {
 		begun := now()
-		err = l.Call(f)
-		if !errors.Is(err, client.ErrSessionExpired) {
+		err = l.once(f)
+		if !errors.Is(err, client.ErrSessionExpired) && !errors.Is(err, client.ErrTimeout) {
 			return again, err
 		}
 		sleep(2 * stallStep) // until a stall that has just ended is known
@@ -94,6 +93,12 @@ func (l *Load) mutate(f func(ctx context.Context) error) (again bool, err error)
 		}
 		again = true
 	}
+}
+
+func (l *Load) once(f func(ctx context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), Hang)
+	defer cancel()
+	return f(ctx)
 }
 
 // pace is the mean pause between operations of one goroutine: the point is faults, not to saturate the machine.
@@ -142,7 +147,7 @@ func (l *Load) Put(x *client.Client, key string, buf []byte) []byte {
 	buf = ValueOf(buf, key, version)
 	h.Begin(version)
 	var res client.PutResult
-	again, err := l.mutate(func(ctx context.Context) (err error) {
+	again, err := l.repeat(func(ctx context.Context) (err error) {
 		res, err = x.Put(ctx, []byte(key), buf)
 		return err
 	})
@@ -164,7 +169,7 @@ func (l *Load) Remove(x *client.Client, key string) {
 	version, _ := h.Now()
 	h.Begin(0)
 	var found []bool
-	again, err := l.mutate(func(ctx context.Context) (err error) {
+	again, err := l.repeat(func(ctx context.Context) (err error) {
 		found, err = x.Delete(ctx, []byte(key))
 		return err
 	})
@@ -363,4 +368,16 @@ func (p *Prober) Summary(since time.Time) string {
 		}
 	}
 	return "stores took " + Percentiles(took)
+}
+
+// Between returns how long the stores took that were called between two times, and acknowledged.
+func (p *Prober) Between(from, to time.Time) (took []time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.puts {
+		if s.from.After(from) && s.from.Before(to) {
+			took = append(took, s.to.Sub(s.from))
+		}
+	}
+	return took
 }

@@ -46,12 +46,12 @@ func Main(m goleak.TestingM) {
 	}))
 }
 
-// Binary returns the path of the program under test, built with some tags. LARDER_BINARY names another one, for
-// tests that want no tags; LARDER_RACE has the race detector built in.
+// Binary returns the path of the program under test, built with some tags. LARDER_BINARY names another one, to
+// whose name tags are appended with dashes; LARDER_RACE has the race detector built in.
 func Binary(t *testing.T, tags ...string) string {
 	t.Helper()
-	if path := os.Getenv("LARDER_BINARY"); path != "" && len(tags) == 0 {
-		return path
+	if path := os.Getenv("LARDER_BINARY"); path != "" {
+		return strings.Join(append([]string{path}, tags...), "-")
 	}
 	built.mu.Lock()
 	defer built.mu.Unlock()
@@ -111,7 +111,7 @@ func SkipShort(t *testing.T) {
 func Within(t *testing.T, what string, try func() error) {
 	t.Helper()
 	var err error
-	for end := now().Add(Hang); now().Before(end); sleep(20 * time.Millisecond) {
+	for begun := now(); since(begun) < Hang+Stalled(begun); sleep(20 * time.Millisecond) {
 		if err = try(); err == nil {
 			return
 		}
