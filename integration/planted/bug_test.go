@@ -94,9 +94,13 @@ func TestEvents(t *testing.T) {
 		want   outcome
 		broken bool
 	}{
-		"passed":       {start + `{"Time":"2026-01-01T00:00:03Z","Action":"pass","Package":"larder/x"}`, outcome{took: 2 * time.Second}, false},
-		"a subtest":    {start + fail("3", `,"Test":"TestA/b"`) + fail("4", `,"Test":"TestA"`) + fail("5", ""), outcome{failed: true, took: 2 * time.Second, test: "x TestA/b"}, false},
-		"the package":  {start + fail("2", ""), outcome{failed: true, took: time.Second, test: "x"}, false},
+		"passed":      {start + `{"Time":"2026-01-01T00:00:03Z","Action":"pass","Package":"larder/x"}`, outcome{took: 2 * time.Second}, false},
+		"a subtest":   {start + fail("3", `,"Test":"TestA/b"`) + fail("4", `,"Test":"TestA"`) + fail("5", ""), outcome{failed: true, took: 2 * time.Second, test: "x TestA/b"}, false},
+		"the package": {start + fail("2", ""), outcome{failed: true, took: time.Second, test: "x"}, false},
+		"a crash": {
+			start + `{"Action":"output","Package":"larder/x","Test":"TestA","Output":"panic: test timed out\n"}` + "\n" + fail("2", ""),
+			outcome{failed: true, took: time.Second, test: "x TestA", output: "panic: test timed out\n"}, false,
+		},
 		"not compiled": {`{"Action":"build-fail"}` + "\n" + fail("2", ""), outcome{}, true},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -272,6 +273,7 @@ func runLayer(ctx context.Context, l *layer, flags []string) (*outcome, error) {
 func readEvents(in io.Reader) (o *outcome, broken bool) {
 	o = &outcome{}
 	var began time.Time
+	crashed := "" // the test during which the process ended; no event says that it failed
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, 4<<20)
 	for lines.Scan() {
@@ -289,16 +291,16 @@ func readEvents(in io.Reader) (o *outcome, broken bool) {
 		case "fail":
 			if !o.failed && (e.Test != "" || !began.IsZero()) {
 				o.failed, o.took = true, max(e.Time.Sub(began), time.Nanosecond)
-				o.test = e.Package + " " + e.Test
-			}
-			if e.Test != "" && strings.HasSuffix(o.test, " ") {
-				o.test = e.Package + " " + e.Test
+				o.test = e.Package + " " + cmp.Or(e.Test, crashed)
 			}
 		case "pass":
 			if !o.failed && !began.IsZero() {
 				o.took = max(e.Time.Sub(began), time.Nanosecond)
 			}
 		case "build-output", "output":
+			if crashed == "" && (strings.HasPrefix(e.Output, "panic:") || strings.HasPrefix(e.Output, "fatal error:")) {
+				crashed = e.Test
+			}
 			o.output += e.Output
 			if len(o.output) > 2*outputKept {
 				o.output = o.output[len(o.output)-outputKept:]
