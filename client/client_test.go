@@ -371,6 +371,8 @@ func TestInterruptedStoreIsCanceledBeforeItsPageIsUsedAgain(t *testing.T) {
 			require.EqualValues(t, 1, s.Unknown)
 			require.Equal(t, 14, s.FreePages, "the page is neither free nor used")
 			require.Equal(t, 1, s.InFlight)
+			require.Eventually(t, func() bool { return f.count(protocol.TypeBatchRegister) > 1 }, 3*time.Second, time.Millisecond,
+				"it has reached the master, on however slow a machine")
 			open.Store(true)
 			require.Eventually(t, func() bool { return c.Stats().InFlight == 0 }, 3*time.Second, time.Millisecond)
 			held, err := c.Exists(t.Context(), []byte("k"))
