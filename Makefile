@@ -6,8 +6,9 @@ CHAOSTIME    ?= 30m
 TESTTIMEOUT  ?= 12m
 RACE         ?= -race
 BENCHFLAGS   ?=
+PLANTEDFLAGS ?=
 
-.PHONY: all build test test-short race vet fmt fmt-check lint fuzz bench chaos clean
+.PHONY: all build test test-short race vet fmt fmt-check lint fuzz bench chaos planted clean
 
 all: build
 
@@ -54,6 +55,11 @@ bench: build
 # Hours of faults against real processes; the default test run has a short one.
 chaos:
 	LARDER_CHAOS_TIME=$(CHAOSTIME) $(GO) test -count=1 -timeout 0 -v -run 'Chaos' ./integration/...
+
+# Breaks the source in many ways, without touching it, and requires that tests notice each. PLANTEDFLAGS="--run NAME"
+# takes some, --all asks every layer, --json FILE writes the report.
+planted:
+	$(GO) run ./integration/planted $(PLANTEDFLAGS)
 
 clean:
 	rm -rf bin data

@@ -3,9 +3,9 @@
 //
 //	go run ./integration/planted [--run REGEXP] [--all] [--json FILE] [--no-baseline]
 //
-// The source itself is never touched: go test gets the changed files by its flag -overlay. The same commands must pass
-// on the unchanged source first, since a test that always fails catches nothing. A bug that nothing catches is a
-// failure, and so is one that does not match the code any more.
+// The source itself is never touched: go test gets the changed files by its flag -overlay. Every command must pass on
+// the unchanged source before it is used, since a test that always fails catches nothing. A bug that nothing catches is
+// a failure, and so is one that does not match the code any more.
 //
 // A bug is a file bugs/NAME.bug:
 //
@@ -70,20 +70,14 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	r := &runner{stdout: stdout, all: *all}
+	r := &runner{stdout: stdout, all: *all, bare: *bare, passed: map[string]error{}}
 	var chosen []*bug
 	for _, b := range bugs {
 		if pattern.MatchString(b.name) {
 			chosen = append(chosen, b)
 		}
 	}
-	var failure error
-	if !*bare {
-		failure = r.baseline(ctx, chosen)
-	}
-	if failure == nil {
-		failure = r.plant(ctx, chosen)
-	}
+	failure := r.plant(ctx, chosen)
 	r.table()
 	if *out != "" {
 		failure = errors.Join(failure, r.write(*out))
