@@ -324,6 +324,9 @@ func (c *Core) Step(m *pb.Message) error {
 	if m.GetType() == pb.MsgApp && len(m.GetEntries()) > 0 && c.store.health.critical.Load() {
 		return nil // it is sent again when there is space
 	}
+	if m.GetType() == pb.MsgReadIndex && c.rn.BasicStatus().RaftState != etcdraft.StateLeader {
+		return nil // raft would pass it on in the asker's name, which nobody believes; the asker asks again
+	}
 	return c.step(m)
 }
 
