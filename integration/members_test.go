@@ -132,7 +132,7 @@ func TestReplayGoesOnWhileLeadersDie(t *testing.T) {
 	}
 	done := make(chan outcome, 1)
 	go func() {
-		out, errs, err := cluster.Run(t, args...) //nolint:testifylint // the program was built before
+		out, errs, err := cluster.Run(t, args...)
 		done <- outcome{out, errs, err}
 	}()
 	kills := 0

@@ -20,8 +20,9 @@ import (
 // test can change its mind while the process runs: write another file and rename it. An empty or missing file is none.
 //
 // A line is an operation, an action and, if not all files are meant, a pattern of [filepath.Match] for their base
-// names. Operations are the keys of failpointOps. Actions are eio, enospc, stall, which never returns, and slow=DURATION. The first line that fits
-// counts. At the first use of a line it is appended to a file of the same name with .hits behind it.
+// names. Operations are the keys of failpointOps. Actions are eio, enospc, stall, which never returns, and
+// slow=DURATION. The first line that fits counts. At the first use of a line it is appended to a file of the same name
+// with .hits behind it.
 //
 //	sync slow=100ms *.log
 const failpointsEnv = "LARDER_FAILPOINTS"

@@ -117,7 +117,7 @@ func random(t *testing.T, name string, seed uint64, lasts time.Duration) {
 	t.Helper()
 	r := begin(t, name, settings{tags: []string{failpoints}})
 	r.rand = rand.New(rand.NewPCG(seed, 6))
-	var draw []int
+	draw := make([]int, 0, 64)
 	for i, d := range disturbances {
 		draw = append(draw, slices.Repeat([]int{i}, d.weight)...)
 	}

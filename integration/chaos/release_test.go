@@ -86,7 +86,7 @@ func unpack(t *testing.T, dir string) {
 			return
 		}
 		require.NoError(t, err)
-		path := filepath.Join(dir, filepath.FromSlash(h.Name)) //nolint:gosec // our own archive
+		path := filepath.Join(dir, filepath.FromSlash(h.Name))
 		if h.FileInfo().IsDir() {
 			require.NoError(t, os.MkdirAll(path, 0o750))
 			continue

@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -117,7 +118,7 @@ func (r *report) print() {
 		}
 		slices.Sort(kinds)
 		for _, kind := range kinds {
-			line(kind, fmt.Sprint(counts.of[kind]))
+			line(kind, strconv.FormatUint(counts.of[kind], 10))
 		}
 	}
 	for _, s := range r.Stalls {

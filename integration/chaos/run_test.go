@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"sync"
 	"syscall"
 	"testing"
@@ -125,7 +126,7 @@ func (r *run) finish() {
 		ops, unknown := r.shared.Check()
 		count(total.Operations, map[string]uint64{
 			"put": r.load.Puts.Load(), "get": r.load.Gets.Load(), "delete": r.load.Deletes.Load(),
-			"on shared keys": uint64(ops), "with an unknown outcome": uint64(unknown), //nolint:gosec // not negative
+			"on shared keys": uint64(ops), "with an unknown outcome": uint64(unknown),
 		})
 		r.load.VerifyAll(r.c.Open(client.Config{}))
 	}
@@ -160,7 +161,7 @@ func (r *run) spread(name string, list []time.Duration, goal string, met bool) {
 		return
 	}
 	list = slices.Sorted(slices.Values(list))
-	r.figure(name+", median of "+fmt.Sprint(len(list)), ms(list[len(list)/2]), "ms", "", true)
+	r.figure(name+", median of "+strconv.Itoa(len(list)), ms(list[len(list)/2]), "ms", "", true)
 	r.figure(name+", longest", ms(list[len(list)-1]), "ms", goal, met)
 }
 

@@ -1,3 +1,5 @@
+// Package cluster starts real larder processes for tests, puts proxies and small disks where faults are to happen, loads
+// them with clients whose every byte can be verified, and keeps what these were promised.
 package cluster
 
 import (

@@ -270,9 +270,10 @@ func (c *Cluster) Check() {
 	require.Empty(c.t, report.Problems)
 }
 
-// runState says what a node's process does.
+// RunState says what a node's process does.
 type RunState int32
 
+// What a process does.
 const (
 	Down RunState = iota
 	Running
@@ -514,7 +515,7 @@ func FreeAddr(t *testing.T) string {
 			continue
 		}
 		addr := fmt.Sprintf("127.0.0.1:%d", port)
-		l, err := net.Listen("tcp", addr)
+		l, err := net.Listen("tcp", addr) //nolint:noctx // local, and at once
 		if err != nil {
 			continue
 		}

@@ -31,6 +31,7 @@ type state struct {
 	sum     uint64    // checksum of the value; 0 = not computed
 }
 
+// NewLedger is a ledger without keys.
 func NewLedger() *Ledger { return &Ledger{keys: make(map[string]*History)} }
 
 // Of returns the history of a key.

@@ -303,19 +303,12 @@ func (p *pipe) collect(queue chan<- piece) {
 		}
 		data, lost := p.sift(buf[:n], rules.Drop)
 		p.link.lost.Add(uint64(lost)) //nolint:gosec // not negative
-		due := now().Add(rules.Delay)
-		if rules.Jitter > 0 {
-			due = due.Add(rand.N(2*rules.Jitter) - rules.Jitter)
-		}
-		if due.Before(last) {
-			due = last
-		}
-		last = due
+		last = rules.due(last)
 		if len(data) == 0 && err == nil {
 			continue
 		}
 		select {
-		case queue <- piece{data: data, due: due, end: err != nil}:
+		case queue <- piece{data: data, due: last, end: err != nil}:
 		case <-p.c.done:
 			return
 		}
@@ -327,6 +320,18 @@ func (p *pipe) collect(queue chan<- piece) {
 			return
 		}
 	}
+}
+
+// due is when what comes now is passed on: not before what came last.
+func (r Rules) due(last time.Time) time.Time {
+	due := now().Add(r.Delay)
+	if r.Jitter > 0 {
+		due = due.Add(rand.N(2*r.Jitter) - r.Jitter)
+	}
+	if due.Before(last) {
+		return last
+	}
+	return due
 }
 
 // deliver writes what is due.

@@ -124,7 +124,7 @@ func TestDroppedFramesAreWhole(t *testing.T) {
 		b := binary.BigEndian.AppendUint32(nil, uint32(n))
 		return append(append(b, 0, 0, 0, 0, typ), bytes.Repeat([]byte{byte(n)}, n)...)
 	}
-	var stream []byte
+	stream := make([]byte, 0, 32<<10)
 	for n := range 200 {
 		stream = append(stream, frame(byte(1+n%5), n)...)
 	}

@@ -39,7 +39,7 @@ var errNoReply = errors.New("the connection ended without a reply")
 // DialRaw connects to a master.
 func DialRaw(t *testing.T, addr string) *RawConn {
 	t.Helper()
-	conn, err := net.DialTimeout("tcp", addr, Hang)
+	conn, err := net.DialTimeout("tcp", addr, Hang) //nolint:noctx // bounded by Hang
 	require.NoError(t, err)
 	r := &RawConn{t: t, Conn: conn, waiting: make(map[uint32]chan RawReply), closed: make(chan struct{})}
 	go r.read()
@@ -47,6 +47,7 @@ func DialRaw(t *testing.T, addr string) *RawConn {
 	return r
 }
 
+// Close ends the connection.
 func (r *RawConn) Close() {
 	r.Conn.Close() //nolint:errcheck // it may have been cut off
 	<-r.closed
@@ -118,7 +119,7 @@ func As(typ protocol.Type, f func([]byte, protocol.Type) []byte) func([]byte) []
 	return func(b []byte) []byte { return f(b, typ) }
 }
 
-// raw is a payload as it stands.
+// RawPayload is a payload as it stands.
 func RawPayload(p []byte) func([]byte) []byte {
 	return func(b []byte) []byte { return append(b, p...) }
 }
