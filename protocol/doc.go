@@ -10,7 +10,8 @@
 //	 0  u16  magic 0xCF00
 //	 2  u8   version 1
 //	 3  u8   type
-//	 4  u8   flags: 2 = the payload is one zstd frame; others are echoed in the reply and mean nothing
+//	 4  u8   flags: 2 = the payload is one zstd frame; 16 = passed on by another member, and not to be passed on
+//	         again; others are echoed in the reply and mean nothing
 //	 5  u8x3 reserved: sent as 0, ignored
 //	 8  u32  sequence: chosen by who asks, echoed in the reply; 0 in pushes
 //	12  u32  length of the payload, at most MaxPayload, also after decompression

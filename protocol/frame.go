@@ -18,6 +18,9 @@ const (
 const (
 	// FlagCompressed says that the payload is one zstd frame (RFC 8878). Reader undoes it.
 	FlagCompressed uint8 = 2
+	// FlagForwarded says that another member passes the request on: if the receiver does not lead it answers so, and
+	// passes it on no further.
+	FlagForwarded uint8 = 16
 )
 
 // Header is the head of a frame: big-endian magic u16 = 0xCF00, version u8 = 1, type u8, flags u8, three reserved

@@ -41,6 +41,7 @@ type Client struct {
 	tenantGen uint64   // of which machine; 0 = unknown
 	tenantOf  *session // and for which session
 	sampled   int
+	named     bool // has asked for a session: a native client, which finds the leader by itself
 }
 
 // NewClient takes in a connection.
@@ -71,10 +72,13 @@ func (c *Client) Touch(now int64) {
 }
 
 // Full reports whether the client has as many requests on their way as it may have: its further ones must wait.
-func (c *Client) Full() bool {
+func (c *Client) Full() bool { return c.fullAt(maxClientBytes) }
+
+// fullAt is Full for another bound of the bytes.
+func (c *Client) fullAt(bytes int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.requests >= maxClientRequests || c.bytes >= maxClientBytes
+	return c.requests >= maxClientRequests || c.bytes >= bytes
 }
 
 // Room is signalled after requests of the client have been answered.

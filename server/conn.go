@@ -106,6 +106,10 @@ func (c *conn) Flush() {
 	if n == len(c.out) {
 		putOutput(c.out)
 		c.out = nil
+		if c.drained != nil { // the reader saw what was appended before it was sent
+			close(c.drained)
+			c.drained = nil
+		}
 		return
 	}
 	c.out = c.out[:copy(c.out, c.out[n:])]
@@ -333,6 +337,14 @@ func (c *conn) burst(r *protocol.Reader, h protocol.Header, payload []byte) bool
 				out = appendError(out, h, &errNoLeader)
 				break
 			}
+			if c.mayForward(h, term) {
+				if m.Term() == 0 {
+					out = c.forward(h, payload, out)
+					break
+				}
+				out = c.settle(out, term) // elected since the burst began
+				now, term = m.now(), m.Term()
+			}
 			c.client.Follow(term == 0)
 			out, outcome = m.Serve(c.client, h, payload, out, now)
 			if outcome == Blocked {
@@ -366,10 +378,13 @@ var errNoLeader = protocol.Error{
 
 // mayServe waits until the client has room for another request. What is ready is sent before.
 func (c *conn) mayServe(h protocol.Header, out *[]byte, term uint64) bool {
-	if AccessOf(h.Type) != AccessLeader || h.Type == protocol.TypeLookup || h.Type == protocol.TypeBatchLookup {
+	limit := maxClientBytes
+	if c.mayForward(h, term) {
+		limit = forwardWindow
+	} else if AccessOf(h.Type) != AccessLeader || h.Type == protocol.TypeLookup || h.Type == protocol.TypeBatchLookup {
 		return true
 	}
-	for c.client.Full() {
+	for c.client.fullAt(limit) {
 		*out = c.settle(*out, term)
 		if !c.await(c.client.Room()) {
 			return false

@@ -36,7 +36,8 @@ type Counters struct {
 	Groups              atomic.Uint64 // log entries proposed
 	GroupCommands       Histogram     // commands in each
 	GroupBytes          Histogram
-	GroupNanos          Histogram // from proposal to applied
+	GroupNanos          Histogram                          // from proposal to applied
+	Forwarded           [forwardOutcomeCount]atomic.Uint64 // lookups that the leader was asked for clients without a session
 	ConnectionsAccepted atomic.Uint64
 	ConnectionsRefused  atomic.Uint64
 	ConnectionsDropped  atomic.Uint64 // for what the client did, or did not: bad frames, not reading, idle

@@ -29,6 +29,8 @@ type network struct {
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
 
+	forwarder *forwarder
+
 	mu        sync.Mutex
 	listeners []net.Listener
 	conns     map[*conn]struct{}
@@ -85,6 +87,9 @@ func (s *network) open() error {
 
 // start begins to accept.
 func (s *network) start() {
+	s.forwarder = &forwarder{
+		s: s, timeout: s.cfg.ElectionTimeout, leader: s.node.Leader, address: s.master.cfg.Leader,
+	}
 	for _, l := range s.listeners {
 		s.wg.Add(1)
 		go s.accept(l)
@@ -185,6 +190,9 @@ func (s *network) closeListeners() {
 func (s *network) stop() {
 	s.closeListeners()
 	s.cancel()
+	if s.forwarder != nil {
+		s.forwarder.stop()
+	}
 	s.mu.Lock()
 	conns := make([]*conn, 0, len(s.conns))
 	for c := range s.conns {

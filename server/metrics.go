@@ -80,6 +80,10 @@ func (m *metrics) collectCounters(e emitter, c *Counters) {
 	} {
 		e.counter(v.name, v.help, v.value)
 	}
+	for outcome, name := range forwardOutcomes {
+		e.counter("forwarded_total", "Lookups that this member, not leading, passed on to the leader.",
+			c.Forwarded[outcome].Load(), "outcome", name)
+	}
 	e.gauge("revokes_pending", "Regions that wait for their owner to give them up.", float64(c.RevokesPending.Load()))
 	e.gauge("regions_fenced", "Regions of ended sessions whose processes may still write.", float64(c.RegionsFenced.Load()))
 	e.gauge("connections", "Open client connections.", float64(c.Connections.Load()))

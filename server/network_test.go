@@ -385,8 +385,8 @@ func TestAClusterSurvivesItsLeader(t *testing.T) {
 		rest = append(rest, s)
 		f := dial(t, "tcp", s.Addr())
 		require.Eventually(t, func() bool { // once it knows its leader
-			reply := f.lookup(0, "k")
-			return reply.Code == protocol.CodeNotLeader && reply.Leader == leader.Addr()
+			reply := f.handshake(protocol.HandshakeRequest{InstanceID: "b"})
+			return reply.Code == protocol.CodeNotLeader && reply.Error.Leader == leader.Addr()
 		}, 10*time.Second, 5*time.Millisecond)
 		req := protocol.KeysRequest{Keys: [][]byte{[]byte("k"), []byte("none")}}
 		var reply protocol.KeysReply

@@ -130,6 +130,7 @@ func (m *Master) handshake(c *Client, h protocol.Header, payload, out []byte, no
 		maru := protocol.HandshakeReply{Success: true, RMAddress: reply.RMAddress}
 		return protocol.EndFrame(maru.Append(b), mark)
 	}
+	c.named = true
 	if !m.leads(c) {
 		m.cfg.Describe(&reply)
 		reply.Error = m.notLeader()
