@@ -226,6 +226,7 @@ func (c *client) connect(p *proc) bool {
 		return false
 	}
 	if e != nil {
+		s.cover.Errors["HANDSHAKE "+e.Code.String()]++
 		if e.Leader != "" {
 			c.hint = s.memberAt(e.Leader)
 		}

@@ -148,6 +148,12 @@ func draw(rng *rand.Rand) mix {
 	}
 	// Values take 1.5 pages: from a pool that holds a fifth of them to one that holds all.
 	share := 0.2 + rng.Float64()
+	if m.hot {
+		share, m.think = share/4, m.think/4
+		if rng.IntN(2) == 0 {
+			m.policy = "fifo" // which evicts what is being read, if leases do not keep it from that
+		}
+	}
 	m.pages = 8 * max(1, uint64(share*1.5*float64(m.keys)/8)/uint64(m.devices))
 	m.think *= int64(m.clients * m.workers) // what all do together is what costs time
 	for c := range classes {

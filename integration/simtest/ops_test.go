@@ -244,7 +244,7 @@ func (c *client) acquire(p *proc, ss *csession, key string, n int) (t run, found
 			}
 			continue
 		}
-		if stuck > 30 {
+		if stuck > 10 {
 			return run{}, false, &protocol.Error{Code: protocol.CodeNoSpace}
 		}
 		found, e := c.alloc(p, ss, key, n, stuck%3 == 2)
@@ -252,7 +252,7 @@ func (c *client) acquire(p *proc, ss *csession, key string, n int) (t run, found
 			return run{}, found, e
 		}
 		if e != nil || stuck > 0 {
-			p.sleep(c.backoff(stuck) + 5*ms)
+			p.sleep(c.backoff(stuck+3) + 5*ms)
 		}
 	}
 }
@@ -377,6 +377,9 @@ func (c *client) lookup(p *proc, key string, leaseMS uint64) (*protocol.LookupRe
 	req := protocol.LookupRequest{Keys: [][]byte{[]byte(key)}, LeaseMS: leaseMS}
 	if leaseMS == 0 && c.rng.IntN(3) == 0 {
 		req.LeaseMS = 5 + c.rng.Uint64N(900)
+	}
+	if c.s.mix.hot && c.rng.IntN(2) == 0 {
+		req.LeaseMS = uint64(electionSpan / ms) // all there is
 	}
 	if c.rng.IntN(2) == 0 {
 		req.Release, c.releases = c.releases, nil
