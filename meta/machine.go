@@ -29,7 +29,7 @@ type Machine struct {
 	contextIDs map[Context]ContextID
 	tenants    map[string]*tenant
 	pinsOf     map[Slot][]*pin
-	timedPins  map[uint64]*pin
+	timedPins  pinHeap // those that end, the first on top
 
 	// The state hash is the sum of three sums, each kept up to date as its part changes.
 	entrySum, orderSum, objectSum uint64
@@ -71,7 +71,7 @@ func newMachine() *Machine {
 		table: newTable(), prefixes: map[uint64]Slot{},
 		devices: map[DeviceID]*device{}, regions: map[RegionID]*region{}, sessions: map[SessionID]*session{},
 		openOf: map[string]SessionID{}, contexts: map[ContextID]*contextRecord{}, contextIDs: map[Context]ContextID{},
-		tenants: map[string]*tenant{}, pinsOf: map[Slot][]*pin{}, timedPins: map[uint64]*pin{},
+		tenants: map[string]*tenant{}, pinsOf: map[Slot][]*pin{},
 		settings: DefaultSettings(),
 	}
 	m.prefixSeed = maphash.Comparable(m.table.seed, 0)

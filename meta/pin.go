@@ -1,6 +1,7 @@
 package meta
 
 import (
+	"container/heap"
 	"encoding/binary"
 	"slices"
 
@@ -18,6 +19,40 @@ type pin struct {
 	class   Class
 	untilMS uint64 // log time; 0 = no end
 	count   uint32 // a session may pin an entry several times, as Maru's clients do
+	place   int    // in Machine.timedPins
+}
+
+// pinHeap orders pins by their end, as container/heap has it: the leader asks for the next one with every tick.
+type pinHeap []*pin
+
+// Len implements heap.Interface.
+func (h pinHeap) Len() int { return len(h) }
+
+// Less implements heap.Interface.
+func (h pinHeap) Less(i, j int) bool {
+	return h[i].untilMS < h[j].untilMS || h[i].untilMS == h[j].untilMS && h[i].id < h[j].id
+}
+
+// Swap implements heap.Interface.
+func (h pinHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].place, h[j].place = i, j
+}
+
+// Push implements heap.Interface.
+func (h *pinHeap) Push(x any) {
+	p := x.(*pin) //nolint:forcetypeassert // the heap holds nothing else
+	p.place = len(*h)
+	*h = append(*h, p)
+}
+
+// Pop implements heap.Interface.
+func (h *pinHeap) Pop() any {
+	last := len(*h) - 1
+	p := (*h)[last]
+	(*h)[last] = nil
+	*h = (*h)[:last]
+	return p
 }
 
 // maxPinsPerEntry bounds the holders of one entry, since undoing looks through them.
@@ -125,9 +160,9 @@ func (m *Machine) countPin(p *pin, x *entry, by int) {
 		return
 	}
 	if by > 0 {
-		m.timedPins[p.id] = p
+		heap.Push(&m.timedPins, p)
 	} else {
-		delete(m.timedPins, p.id)
+		heap.Remove(&m.timedPins, p.place)
 	}
 }
 
@@ -197,34 +232,24 @@ func (m *Machine) moveEntry(slot Slot, change func(x *entry)) {
 
 // NextPinExpiry returns the log time at which the next pin ends.
 func (m *Machine) NextPinExpiry() (uint64, bool) {
-	next := uint64(0)
-	for _, p := range m.timedPins {
-		if next == 0 || p.untilMS < next {
-			next = p.untilMS
-		}
+	if len(m.timedPins) == 0 {
+		return 0, false
 	}
-	return next, next != 0
+	return m.timedPins[0].untilMS, true
 }
 
 func (m *Machine) applyExpirePins(out *Results) {
-	var over []*pin
-	for _, p := range m.timedPins {
-		if p.untilMS <= m.head.now {
-			over = append(over, p)
+	n, left := uint64(0), uint64(0)
+	for ; len(m.timedPins) > 0 && m.timedPins[0].untilMS <= m.head.now; n++ {
+		if n == MaxDropPerCommand {
+			left = 1 // at least
+			break
 		}
-	}
-	slices.SortFunc(over, func(a, b *pin) int { return int(a.id) - int(b.id) }) //nolint:gosec // ids are small
-	left := 0
-	if len(over) > MaxDropPerCommand {
-		left = len(over) - MaxDropPerCommand
-		over = over[:MaxDropPerCommand]
-	}
-	for _, p := range over {
-		m.undoPin(p)
+		m.undoPin(m.timedPins[0])
 	}
 	out.code(0)
-	out.uvarint(uint64(len(over)))
-	out.uvarint(uint64(left)) //nolint:gosec // not negative
+	out.uvarint(n)
+	out.uvarint(left)
 }
 
 // PinInfo describes a durable or soft pin for operators.

@@ -225,7 +225,8 @@ func DecodeCodes(b []byte) ([]protocol.Code, error) {
 	return codes, d.end()
 }
 
-// CountResult is the result of Sweep, EmptyRegion, ExpirePins and AddDevice (the device's id): a number, and how much is left.
+// CountResult is the result of Sweep, EmptyRegion, ExpirePins and AddDevice (the device's id): a number, and how much is
+// left (of ExpirePins: whether anything is).
 type CountResult struct{ Count, Left uint64 }
 
 // DecodeCount reads a CountResult, after its code.

@@ -304,8 +304,11 @@ func (w *world) timed() []holding {
 
 func (w *world) expirePins() result {
 	over := slices.DeleteFunc(w.timed(), func(h holding) bool { return h.until > w.now })
-	left := max(len(over)-meta.MaxDropPerCommand, 0)
-	over = over[:len(over)-left]
+	slices.SortFunc(over, func(a, b holding) int { return cmp.Or(cmp.Compare(a.until, b.until), cmp.Compare(a.id, b.id)) })
+	left := 0
+	if len(over) > meta.MaxDropPerCommand {
+		over, left = over[:meta.MaxDropPerCommand], 1
+	}
 	for _, h := range over {
 		w.unhold(h)
 	}
