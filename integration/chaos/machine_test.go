@@ -104,7 +104,7 @@ func poolLost(t *testing.T, name, kind string, lose func(r *run)) {
 	lost := time.Now()
 	value := cluster.MakeValue(nil, "again/0", 1, 1000)
 	cluster.Within(t, "stores again, with the servers running on", func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		x, err := client.Open(ctx, client.Config{Addrs: r.c.Addrs(), PageSize: cluster.PageSize, RegionSize: cluster.RegionSize})
 		if err != nil {
