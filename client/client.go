@@ -38,6 +38,7 @@ type Client struct {
 	nextAddrIndex int
 	hint          string // where the leader is said to be; used once
 	members       []protocol.Member
+	leader        uint64 // the member that was connected to last; 0 = none yet
 	lastErr       error
 
 	devices      *devices

@@ -8,6 +8,7 @@ type counters struct {
 	retries, reconnects, unknown, serverErrors, suspended, sessionsLost atomic.Uint64
 	shortages, allocs, evicted, freed, revoked, restarts                atomic.Uint64
 	late, checksumFaults, generationMisses, truncated, leasesDropped    atomic.Uint64
+	leaderChanges                                                       atomic.Uint64
 	phases                                                              [4]atomic.Uint64
 }
 
@@ -28,12 +29,13 @@ type Stats struct {
 	Revoked   uint64    // regions taken away
 	Restarts  uint64    // stores begun again in another region, or after a change of session
 
-	Retries      uint64 // requests sent again
-	Reconnects   uint64 // connections lost: leader changes among them
-	ServerErrors uint64 // requests answered with an error
-	Unknown      uint64 // mutations given up without an answer, and settled in the background
-	Suspended    uint64 // waits of stores for a confirmation of the session
-	SessionsLost uint64
+	Retries       uint64 // requests sent again
+	Reconnects    uint64 // connections lost: leader changes among them
+	LeaderChanges uint64 // connections to another leader than the one before
+	ServerErrors  uint64 // requests answered with an error
+	Unknown       uint64 // mutations given up without an answer, and settled in the background
+	Suspended     uint64 // waits of stores for a confirmation of the session
+	SessionsLost  uint64
 
 	Late             uint64 // reads thrown away because their lease had ended
 	ChecksumFaults   uint64 // values whose checksum was wrong: counted as misses
@@ -54,8 +56,9 @@ func (c *Client) Stats() Stats {
 		BytesRead: n.bytesRead.Load(), BytesWritten: n.bytesWritten.Load(),
 		Allocs: n.allocs.Load(), Shortages: n.shortages.Load(), Evicted: n.evicted.Load(), Freed: n.freed.Load(),
 		Revoked: n.revoked.Load(), Restarts: n.restarts.Load(),
-		Retries: n.retries.Load(), Reconnects: n.reconnects.Load(), ServerErrors: n.serverErrors.Load(),
-		Unknown: n.unknown.Load(), Suspended: n.suspended.Load(), SessionsLost: n.sessionsLost.Load(),
+		Retries: n.retries.Load(), Reconnects: n.reconnects.Load(), LeaderChanges: n.leaderChanges.Load(),
+		ServerErrors: n.serverErrors.Load(),
+		Unknown:      n.unknown.Load(), Suspended: n.suspended.Load(), SessionsLost: n.sessionsLost.Load(),
 		Late: n.late.Load(), ChecksumFaults: n.checksumFaults.Load(), GenerationMisses: n.generationMisses.Load(),
 		Truncated: n.truncated.Load(),
 	}

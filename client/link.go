@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -250,6 +251,10 @@ func (c *Client) learn(reply *protocol.HandshakeReply) {
 	c.quarantineMS.Store(reply.QuarantineMS)
 	c.linkMu.Lock()
 	defer c.linkMu.Unlock()
+	if c.leader != 0 && reply.Leader != 0 && c.leader != reply.Leader {
+		c.counters.leaderChanges.Add(1)
+	}
+	c.leader = cmp.Or(reply.Leader, c.leader)
 	c.members = reply.Members
 	addrs := slices.Clone(c.cfg.Addrs)
 	for _, m := range reply.Members {

@@ -42,8 +42,9 @@ type Report struct {
 	Evictions     ByPhase `json:"evictions_by_phase"`
 	RequestsRate  float64 `json:"requests_per_second"`
 	BlocksRate    float64 `json:"blocks_per_second"`
-	Retries       uint64  `json:"retries"`        // of calls, by the replay and inside the clients
-	LeaderChanges uint64  `json:"leader_changes"` // connections to a leader that were lost and found again
+	Retries       uint64  `json:"retries"`        // calls, requests and stores begun again, by the replay and its clients
+	Reconnects    uint64  `json:"reconnects"`     // connections lost and made again, of all clients
+	LeaderChanges uint64  `json:"leader_changes"` // survived: those that the client that has seen most has seen
 
 	Latency   []Latency    `json:"latency"`
 	Client    client.Stats `json:"client"` // sums over the clients
@@ -68,8 +69,9 @@ func (r *runner) report(ctx context.Context, took time.Duration, before ByPhase)
 		Requests: int(r.done.Load()), Of: len(r.trace), Clients: len(r.workers), Pages: r.cfg.Pages,
 		PageBytes: r.cfg.PageSize, Seconds: took.Seconds(), Blocks: l.blocks.Load(),
 		PrefixHits: l.prefixHits.Load(), StoreHits: l.storeHits.Load(), Failures: l.failures.Load(),
-		FailureTexts: r.failures, Retries: l.retries.Load(),
+		FailureTexts: r.failures,
 	}
+	rep.Retries, rep.Reconnects, rep.LeaderChanges = r.troubles()
 	var hist [opCount]Histogram
 	for _, w := range r.workers {
 		rep.BytesRead += w.bytesRead
@@ -80,8 +82,7 @@ func (r *runner) report(ctx context.Context, took time.Duration, before ByPhase)
 		s := w.c.Stats()
 		addStats(&rep.Client, &s)
 	}
-	rep.BytesWritten, rep.LeaderChanges = rep.Client.BytesWritten, rep.Client.Reconnects
-	rep.Retries += rep.Client.Retries
+	rep.BytesWritten = rep.Client.BytesWritten
 	if rep.Blocks > 0 {
 		rep.BlockRatio = float64(rep.PrefixHits+rep.StoreHits) / float64(rep.Blocks)
 		rep.PrefixRatio = float64(rep.PrefixHits) / float64(rep.Blocks)
@@ -99,6 +100,18 @@ func (r *runner) report(ctx context.Context, took time.Duration, before ByPhase)
 		rep.Reference = &ref
 	}
 	return rep
+}
+
+// troubles counts what went wrong and was mended, by the replay's own repetitions and inside its clients.
+func (r *runner) troubles() (retries, reconnects, leaderChanges uint64) {
+	retries = r.live.retries.Load()
+	for _, w := range r.workers {
+		s := w.c.Stats()
+		retries += s.Retries + s.Restarts
+		reconnects += s.Reconnects
+		leaderChanges = max(leaderChanges, s.LeaderChanges) // each client sees the same ones
+	}
+	return retries, reconnects, leaderChanges
 }
 
 // countEvictions takes the pool's word, or else the clients'.
@@ -144,6 +157,7 @@ func addStats(sum, s *client.Stats) {
 	sum.Restarts += s.Restarts
 	sum.Retries += s.Retries
 	sum.Reconnects += s.Reconnects
+	sum.LeaderChanges += s.LeaderChanges
 	sum.ServerErrors += s.ServerErrors
 	sum.Unknown += s.Unknown
 	sum.Suspended += s.Suspended
@@ -190,7 +204,8 @@ func (rep *Report) WriteTable(w io.Writer) error {
 	row("evictions", "%d own, %d of departed owners, %d of other clients",
 		rep.Evictions[1], rep.Evictions[2], rep.Evictions[3])
 	row("rate", "%.1f requests/s, %.0f blocks/s", rep.RequestsRate, rep.BlocksRate)
-	row("retries", "%d, leader changes survived %d", rep.Retries, rep.LeaderChanges)
+	row("retries", "%d", rep.Retries)
+	row("leader changes survived", "%d, connections lost %d", rep.LeaderChanges, rep.Reconnects)
 	fmt.Fprintln(t, "\noperation\tcount\tp50\tp90\tp99\tp99.9\tmax")
 	for _, l := range rep.Latency {
 		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\n", l.Operation, l.Count,
@@ -261,10 +276,12 @@ func (r *runner) progressLine() {
 	l := &r.live
 	done, blocks := r.done.Load(), max(l.blocks.Load(), 1)
 	took := max(time.Duration(cxl.Boottime()-r.start).Seconds(), 1e-3)
-	line := fmt.Sprintf("%d/%d requests  %.0f req/s  block ratio %.4f  prefix ratio %.4f  failures %d  retries %d  leader %s",
+	retries, _, changes := r.troubles()
+	line := fmt.Sprintf(
+		"%d/%d requests  %.0f req/s  block ratio %.4f  prefix ratio %.4f  failures %d  retries %d  leader changes %d  leader %s",
 		done, len(r.trace), float64(done)/took,
 		float64(l.prefixHits.Load()+l.storeHits.Load())/float64(blocks), float64(l.prefixHits.Load())/float64(blocks),
-		l.failures.Load(), l.retries.Load(), r.workers[0].c.Leader())
+		l.failures.Load(), retries, changes, r.workers[0].c.Leader())
 	if r.cfg.Terminal {
 		line = "\r\x1b[K" + line
 	} else {
