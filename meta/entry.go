@@ -83,6 +83,11 @@ func (m *Machine) find(t *tenant, key []byte) (Slot, bool) {
 	if !ok {
 		return None, false
 	}
+	return m.findFrom(s, t, key)
+}
+
+// findFrom looks for a tenant's key among the entries that share a hash, from the first on.
+func (m *Machine) findFrom(s Slot, t *tenant, key []byte) (Slot, bool) {
 	for s != None {
 		x := m.table.at(s)
 		if bytes.Equal(m.table.key(x), key) && m.contextOf(x).tenant == t {

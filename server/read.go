@@ -222,22 +222,16 @@ func (m *Master) presentMS() uint64 {
 // findAll looks the keys up and fills in results and slots; it returns how many were found. The caller holds state.
 func (m *Master) findAll(c *Client, sc *scratch, now int64) (hits int) {
 	sc.results, sc.slots = sc.results[:0], sc.slots[:0]
-	tenant, at := c.tenantID(m), m.reading(c, now)
+	sc.slots = m.reading(c, now).FindAll(c.tenantID(m), sc.lookup.Keys, sc.lookup.StopAtMiss, sc.slots)
 	var l meta.Location
-	for _, key := range sc.lookup.Keys {
-		slot, ok := at.Find(tenant, key)
-		if !ok {
-			slot = meta.None
+	for _, slot := range sc.slots {
+		if slot == meta.None {
 			sc.results = append(sc.results, protocol.LookupResult{})
-		} else {
-			hits++
-			m.machine.Location(slot, &l)
-			sc.results = append(sc.results, protocol.LookupResult{Found: true, Location: l.Wire()})
+			continue
 		}
-		sc.slots = append(sc.slots, slot)
-		if !ok && sc.lookup.StopAtMiss {
-			break
-		}
+		hits++
+		m.machine.Location(slot, &l)
+		sc.results = append(sc.results, protocol.LookupResult{Found: true, Location: l.Wire()})
 	}
 	return hits
 }
@@ -254,7 +248,13 @@ func (m *Master) grantAll(sc *scratch, now, until int64, leaseMS uint64, named b
 		}
 	}
 	sc.lookup.Release = sc.lookup.Release[:0]
-	if l.condemned > 0 {
+	marks := uint32(0)
+	for _, slot := range sc.slots { // fetches the records at the same time, as meta.Reading.FindAll does
+		if slot != meta.None {
+			marks |= l.at(slot).touch
+		}
+	}
+	if marks&slotCondemned != 0 || l.condemned > 0 {
 		for i, slot := range sc.slots {
 			if slot != meta.None && l.blocked(slot, meta.RegionID(sc.results[i].RegionID)) { //nolint:gosec // from a RegionID
 				l.mu.Unlock()
