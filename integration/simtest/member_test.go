@@ -215,6 +215,8 @@ func (m *member) storeOptions() raft.StoreOptions {
 	return raft.StoreOptions{
 		FS: m.disk.mount(), CacheBytes: 1 << 20, MemTableBytes: 256 << 10, BallastBytes: -1, MinFreeBytes: 1 << 20,
 		FailStop: func(err error) { m.stopped = err }, Logger: m.s.logger,
+		// A compaction that meets rot is tried again without end: there, a process would have exited.
+		DisableAutomaticCompactions: m.rotten,
 	}
 }
 
