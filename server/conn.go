@@ -320,56 +320,75 @@ func (c *conn) readFailed(err error) {
 	}
 }
 
+// round is what the requests of a burst have in common.
+type round struct {
+	out  []byte // replies that are ready
+	now  int64
+	term uint64 // in which they were made; 0 = as one that does not lead
+}
+
+// restart begins anew, after what is ready has been sent.
+func (c *conn) restart(b *round) {
+	b.out = c.settle(b.out, b.term)
+	b.now, b.term = c.s.master.now(), c.s.master.Term()
+}
+
 // burst serves a frame, and all that have arrived behind it, and sends the replies that there are. It returns false
 // when the connection is to end.
 func (c *conn) burst(r *protocol.Reader, h protocol.Header, payload []byte) bool {
 	m := c.s.master
-	out := getOutput()
-	defer func() { putOutput(out) }()
-	now, term := m.now(), m.Term()
+	b := round{out: getOutput(), now: m.now(), term: m.Term()}
+	defer func() { putOutput(b.out) }()
 	for {
-		outcome := Blocked
-		for outcome == Blocked {
-			if !c.mayServe(h, &out, term) {
-				return false
-			}
-			if term == 0 && AccessOf(h.Type) == AccessRead && !c.readIndex() {
-				out = appendError(out, h, &errNoLeader)
-				break
-			}
-			if c.mayForward(h, term) {
-				if m.Term() == 0 {
-					out = c.forward(h, payload, out)
-					break
-				}
-				out = c.settle(out, term) // elected since the burst began
-				now, term = m.now(), m.Term()
-			}
-			c.client.Follow(term == 0)
-			out, outcome = m.Serve(c.client, h, payload, out, now)
-			if outcome == Blocked {
-				out = c.settle(out, term)
-				if !c.await(m.Settled()) {
-					return false
-				}
-				now, term = m.now(), m.Term()
-			}
+		if !c.request(&b, h, payload) {
+			return false
 		}
-		if len(out) >= burstOutput {
-			out = c.settle(out, term)
+		if len(b.out) >= burstOutput {
+			b.out = c.settle(b.out, b.term)
 		}
 		if !r.Buffered() {
 			break
 		}
 		var err error
 		if h, payload, err = r.Next(); err != nil {
-			c.settle(out, term)
+			c.settle(b.out, b.term)
 			c.readFailed(err)
 			return false
 		}
 	}
-	out = c.settle(out, term)
+	b.out = c.settle(b.out, b.term)
 	return true
+}
+
+// request serves one frame. It returns false when the connection is to end.
+func (c *conn) request(b *round, h protocol.Header, payload []byte) bool {
+	m := c.s.master
+	for {
+		if !c.mayServe(h, b) {
+			return false
+		}
+		if b.term == 0 && AccessOf(h.Type) == AccessRead && !c.readIndex() {
+			b.out = appendError(b.out, h, &errNoLeader)
+			return true
+		}
+		if c.mayForward(h, b.term) {
+			if m.Term() == 0 {
+				b.out = c.forward(h, payload, b.out)
+				return true
+			}
+			c.restart(b) // elected since the burst began
+		}
+		c.client.Follow(b.term == 0)
+		var outcome Outcome
+		if b.out, outcome = m.Serve(c.client, h, payload, b.out, b.now); outcome != Blocked {
+			return true
+		}
+		b.out = c.settle(b.out, b.term)
+		if !c.await(m.Settled()) {
+			return false
+		}
+		c.restart(b)
+	}
 }
 
 var errNoLeader = protocol.Error{
@@ -377,15 +396,15 @@ var errNoLeader = protocol.Error{
 }
 
 // mayServe waits until the client has room for another request. What is ready is sent before.
-func (c *conn) mayServe(h protocol.Header, out *[]byte, term uint64) bool {
+func (c *conn) mayServe(h protocol.Header, b *round) bool {
 	limit := maxClientBytes
-	if c.mayForward(h, term) {
+	if c.mayForward(h, b.term) {
 		limit = forwardWindow
 	} else if AccessOf(h.Type) != AccessLeader || h.Type == protocol.TypeLookup || h.Type == protocol.TypeBatchLookup {
 		return true
 	}
 	for c.client.fullAt(limit) {
-		*out = c.settle(*out, term)
+		b.out = c.settle(b.out, b.term)
 		if !c.await(c.client.Room()) {
 			return false
 		}

@@ -58,12 +58,13 @@ func leading(t *testing.T, members []*server.Server) (leader *server.Server) {
 func TestWhatTheClientsMendIsReported(t *testing.T) {
 	members := startCluster(t, 512)
 	leader := leading(t, members)
-	var trace []Request
-	for i := range 400 { // longer than a leader change takes
+	const requests = 400 // for longer than a leader change takes
+	trace := make([]Request, 0, requests)
+	for i := range requests {
 		id := uint64(i)
 		trace = append(trace, Request{Timestamp: float64(i) * 10, HashIDs: []uint64{id, id % 64}})
 	}
-	var addrs []string
+	addrs := make([]string, 0, len(members))
 	for _, m := range members {
 		addrs = append(addrs, m.Addr())
 	}
