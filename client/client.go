@@ -37,6 +37,7 @@ type Client struct {
 	addrs         []string
 	nextAddrIndex int
 	hint          string // where the leader is said to be; used once
+	left          string // the master that was left last: the others come first; used once
 	members       []protocol.Member
 	leader        uint64 // the member that was connected to last; 0 = none yet
 	lastErr       error

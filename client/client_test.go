@@ -326,6 +326,38 @@ func TestMasterThatDoesNotAnswerIsLeft(t *testing.T) {
 	require.Contains(t, c.Leader(), "master1")
 }
 
+// A master that was cut off from the others knows of no leader, while they may have elected one.
+func TestMasterThatKnowsOfNoLeaderIsLeft(t *testing.T) {
+	f := newFake(t, 64*4096, 2)
+	c := f.open(t, nil)
+	put(t, c, "a", 4096)
+	f.do(func() {
+		f.before = func(cn *fakeConn, _ protocol.Header, _ []byte) *protocol.Error {
+			if cn.m.id == 0 {
+				return &protocol.Error{Code: protocol.CodeUnavailable, RetryAfterMS: 5, Message: "no leader is known"}
+			}
+			f.leader = 1
+			return nil
+		}
+	})
+	put(t, c, "b", 4096)
+	require.Contains(t, c.Leader(), "master1")
+}
+
+// The master that was left comes last, once: it may hang.
+func TestTheMasterThatWasLeftIsPassedOver(t *testing.T) {
+	c := &Client{addrs: []string{"a", "b", "c"}, left: "b"}
+	got := make([]string, 0, 5)
+	for range 5 {
+		addr, _ := c.nextAddr()
+		got = append(got, addr)
+	}
+	require.Equal(t, []string{"a", "c", "a", "b", "c"}, got)
+	c = &Client{addrs: []string{"alone"}, left: "alone"}
+	addr, _ := c.nextAddr()
+	require.Equal(t, "alone", addr)
+}
+
 func TestRedirectsFollowTheLeader(t *testing.T) {
 	f := newFake(t, 256*4096, 3)
 	c := f.open(t, nil)

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"larder/protocol"
 )
@@ -63,18 +64,19 @@ func freeCall(c *call) {
 // conn is one pipelined connection. Requests of many goroutines are gathered in out and sent by whichever of them
 // finds nobody sending; one goroutine reads, and hands each reply to its call by the sequence number.
 type conn struct {
-	nc      net.Conn
-	addr    string
-	clock   func() int64
-	sess    atomic.Pointer[session]            // set before the connection is shared
-	onPush  func(*conn, protocol.Type, []byte) // called by the reader: must not block
-	onClose func(*conn, error)                 // called once
-	room    chan struct{}                      // a token per call in flight
-	flight  atomic.Int32
-	heard   atomic.Uint64 // frames that came
-	writes  atomic.Uint64 // writes begun and ended: odd while one is going on
-	seen    progress      // the keeper's
-	done    chan struct{}
+	nc       net.Conn
+	addr     string
+	clock    func() int64
+	sess     atomic.Pointer[session]            // set before the connection is shared
+	onPush   func(*conn, protocol.Type, []byte) // called by the reader: must not block
+	onClose  func(*conn, error)                 // called once
+	room     chan struct{}                      // a token per call in flight
+	flight   atomic.Int32
+	heard    atomic.Uint64 // frames that came
+	writes   atomic.Uint64 // writes begun and ended: odd while one is going on
+	seen     progress      // the keeper's
+	noLeader atomic.Int64  // when the master began to answer nothing but UNAVAILABLE, 0 if it does not
+	done     chan struct{}
 
 	mu         sync.Mutex
 	out, spare []byte
@@ -397,4 +399,18 @@ func (c *conn) reason() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
+}
+
+// leaderPatience is for how long a master may know of no leader before the client asks the others: half an election.
+const leaderPatience = 500 * time.Millisecond
+
+// unavailable notes that the master knew of no leader, and reports whether it has for too long.
+func (c *conn) unavailable() bool {
+	now := c.clock()
+	since := c.noLeader.Load()
+	if since == 0 {
+		c.noLeader.CompareAndSwap(0, now)
+		return false
+	}
+	return now-since > int64(leaderPatience)
 }

@@ -121,6 +121,7 @@ func (c *Client) attempt(ctx context.Context, cn *conn, cl *call, ex exchange) (
 	}
 	s := cn.sess.Load()
 	if pe == nil || pe.Code == protocol.CodeOK {
+		cn.noLeader.Store(0)
 		if byLeader(cl.typ) {
 			s.answered(cl.sentAt)
 			c.lastAnswer.Store(cl.sentAt)
@@ -131,6 +132,10 @@ func (c *Client) attempt(ctx context.Context, cn *conn, cl *call, ex exchange) (
 	switch pe.Code {
 	case protocol.CodeNotLeader:
 		c.redirect(cn, pe.Leader)
+	case protocol.CodeUnavailable:
+		if cn.unavailable() {
+			cn.close(pe) // it may be cut off from the others, which may have a leader
+		}
 	case protocol.CodeSessionExpired:
 		cn.close(pe) // the connector finds out whether the session can be resumed
 	default:

@@ -95,6 +95,9 @@ func (c *Client) connClosed(cn *conn, why error) {
 	}
 	c.linkMu.Lock()
 	mine := c.link.CompareAndSwap(l, nil)
+	if mine {
+		c.left = cn.addr
+	}
 	c.linkMu.Unlock()
 	if !mine {
 		return
@@ -174,7 +177,8 @@ func (c *Client) noteConnectError(addr string, err error) {
 	c.cfg.Logger.Debug("cannot connect", slog.String("addr", addr), slog.Any("error", err))
 }
 
-// nextAddr returns the leader hint, once, and else the next of the known masters in turn.
+// nextAddr returns the leader hint, once, and else the next of the known masters in turn. The one that was left last, of
+// several, is passed over once: if it hangs, another attempt would take a CallTimeout.
 func (c *Client) nextAddr() (addr string, hinted bool) {
 	c.linkMu.Lock()
 	defer c.linkMu.Unlock()
@@ -182,8 +186,14 @@ func (c *Client) nextAddr() (addr string, hinted bool) {
 		addr, c.hint = c.hint, ""
 		return c.localPath(addr), true
 	}
-	addr = c.addrs[c.nextAddrIndex%len(c.addrs)]
-	c.nextAddrIndex++
+	for range 2 {
+		addr = c.addrs[c.nextAddrIndex%len(c.addrs)]
+		c.nextAddrIndex++
+		if addr != c.left {
+			break
+		}
+		c.left = ""
+	}
 	return addr, false
 }
 
