@@ -331,6 +331,35 @@ func TestLookupsBeyondTheBoundsAreTurnedAway(t *testing.T) {
 	require.False(t, ok)
 }
 
+// TestAReaderThatWaitsIsWokenWhenTheSocketTakesEverything: answers of the leader are appended by another goroutine than
+// the client's own, which may see how many wait just before all of them are sent at once.
+func TestAReaderThatWaitsIsWokenWhenTheSocketTakesEverything(t *testing.T) {
+	s := startServer(t, testConfig(t))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, l.Close()) }()
+	w := dial(t, "tcp", l.Addr().String())
+	nc, err := l.Accept()
+	require.NoError(t, err)
+	raw, err := nc.(*net.TCPConn).SyscallConn()
+	require.NoError(t, err)
+	c := newConn(s.net, nc, raw)
+	defer c.shut()
+	c.Unlock(append(c.Lock(), make([]byte, softOutput+1)...))
+	wait := c.backlog()
+	require.NotNil(t, wait)
+	c.mu.Lock()
+	c.out = c.out[:1] // as if the socket had room for the rest
+	c.mu.Unlock()
+	c.Flush()
+	select {
+	case <-wait:
+	default:
+		require.Fail(t, "the client would never be served again")
+	}
+	require.NoError(t, w.c.Close())
+}
+
 // BenchmarkForward measures lookups through a follower, one by one and pipelined.
 func BenchmarkForward(b *testing.B) {
 	s := startServer(b, testConfig(b))
