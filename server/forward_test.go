@@ -366,6 +366,7 @@ func BenchmarkForward(b *testing.B) {
 	fill(b, s, 1000)
 	front := startServer(b, testConfig(b))
 	leadElsewhere(front, s.Addr())
+	asked := uint64(0)
 	for _, window := range []int{1, 64} {
 		b.Run(fmt.Sprintf("window=%d", window), func(b *testing.B) {
 			w := dial(b, "tcp", front.Addr())
@@ -375,6 +376,7 @@ func BenchmarkForward(b *testing.B) {
 			frames := slices.Repeat(append(h.Append(nil), body...), window)
 			b.ReportAllocs()
 			for b.Loop() {
+				asked += uint64(window)
 				_, err := w.c.Write(frames)
 				require.NoError(b, err)
 				for range window {
@@ -382,6 +384,8 @@ func BenchmarkForward(b *testing.B) {
 					require.NoError(b, err)
 				}
 			}
+			answered := front.Counters().Forwarded[forwardAnswered].Load()
+			require.Equal(b, asked, answered, "nothing is given up")
 			b.ReportMetric(float64(b.N*window)/b.Elapsed().Seconds(), "lookups/s")
 		})
 	}
