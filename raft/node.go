@@ -75,6 +75,10 @@ type NodeConfig struct {
 	Boottime func() int64
 	// FlushTicks is the interval at which the Machine flushes; 0 for 5.
 	FlushTicks int
+	// Ahead is called by the loop of a leader each time that it is about to look for work: when the disk has become free,
+	// entries that it has just written are still to be committed and applied. It may Propose; it must not block. May be
+	// nil.
+	Ahead func()
 	// OnStop is called once, on a goroutine of its own, when the member stops because it must: ErrRemoved, a
 	// LostDataError, a CorruptionError, another storage error. Not after Stop. May be nil.
 	OnStop func(error)
@@ -310,13 +314,17 @@ func (n *Node) take() (*round, error) {
 
 // round handles one Ready, or two with one sync.
 func (n *Node) round() (more bool, err error) {
+	if n.cfg.Ahead != nil && n.leads.Load() {
+		n.cfg.Ahead()
+	}
 	before := n.stats.proposals.Load()
 	r, err := n.take()
 	if err != nil || r == nil {
 		return false, errors.Join(err, n.syncWitness())
 	}
 	var next *round
-	if r.apply != nil && r.spool == nil && n.leads.Load() {
+	// Not if half as much as was committed is on its way already: then there are callers enough to keep the disk busy.
+	if r.apply != nil && r.spool == nil && n.leads.Load() && 2*len(r.append.GetEntries()) < len(r.apply.GetEntries()) {
 		n.gather(len(r.apply.GetEntries()), before)
 		if next, err = n.take(); err != nil {
 			return false, err

@@ -25,6 +25,9 @@ const (
 	MaxGroupBytes = 1 << 20
 	// MaxGroupCommands bounds the commands of a group, and with them how long Apply holds the state.
 	MaxGroupCommands = 4096
+	// maxGroups are on their way at a time: one is written to the log while the one before it is applied and answered.
+	// More would only be smaller.
+	maxGroups = 2
 	// maxQueuedBytes of commands wait in all; more are answered Busy.
 	maxQueuedBytes = 64 << 20
 	// maxClientRequests and maxClientBytes of one connection wait; its further requests stay in the socket.
@@ -108,7 +111,7 @@ func (h *Host) dead(p meta.Process) bool {
 // commands. It has no goroutines, sockets, files or timers of its own. A shell drives it: the network server in
 // production, a simulator in tests. It implements raft.Machine.
 //
-// Locks are taken in this order: state, mu, leases.mu. state is held for writing only by Apply, Flush's encoding and
+// Locks are taken in this order: proposing, state, mu, leases.mu. state is held for writing only by Apply, Flush's encoding and
 // Restored. Nothing blocks while one of them is held, but another one.
 type Master struct {
 	cfg MasterConfig
@@ -120,13 +123,15 @@ type Master struct {
 
 	leases leases
 
+	proposing sync.Mutex // held from the making of a group until it is proposed, so that both have one order
+
 	mu       sync.Mutex
 	leading  bool
 	term     uint64
 	queue    []*request
 	queued   int // bytes in queue
 	inflight map[seqKey]*request
-	group    *group
+	groups   []*group   // on their way, the oldest first: at most maxGroups
 	parked   []*request // REQUEST_ALLOCs that wait for a victim
 	retry    bool       // parked requests should be planned again
 	settled  chan struct{}
@@ -308,10 +313,10 @@ func (m *Master) resign() {
 	m.leading = false
 	lost := append([]*request(nil), m.queue...)
 	lost = append(lost, m.parked...)
-	if m.group != nil {
-		lost = append(lost, m.group.members...)
-		m.group = nil
+	for _, g := range m.groups {
+		lost = append(lost, g.members...)
 	}
+	m.groups = nil
 	m.queue, m.parked, m.queued = nil, nil, 0
 	clear(m.inflight)
 	clear(m.revokes)
@@ -340,11 +345,11 @@ func (m *Master) announce() {
 	m.settled = make(chan struct{})
 }
 
-// Settled returns a channel that is closed when the group that is on its way now has been applied or lost.
+// Settled returns a channel that is closed when a group that is on its way now has been applied or lost.
 func (m *Master) Settled() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.group == nil {
+	if len(m.groups) == 0 {
 		return closedChannel
 	}
 	return m.settled

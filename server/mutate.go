@@ -286,7 +286,7 @@ func (m *Master) enqueue(r *request) *protocol.Error {
 	}
 	m.queued += r.bytes
 	m.queue = append(m.queue, r)
-	if m.group == nil && len(m.queue) == 1 {
+	if len(m.groups) == 0 && len(m.queue) == 1 {
 		m.cfg.Wake()
 	}
 	return nil

@@ -3,6 +3,7 @@ package server
 import (
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
 
 	"larder/meta"
@@ -10,7 +11,9 @@ import (
 	"larder/raft"
 )
 
-// group is one log entry on its way. There is at most one: what arrives meanwhile goes into the next.
+// group is one log entry on its way. Requests that need a plan, and uses of entries, go only into a group that is alone
+// on its way, since both are settled against the state that it will find. What else arrives meanwhile may follow in a
+// second group as soon as the log can take it.
 type group struct {
 	term    uint64
 	index   uint64     // 0 until Propose has returned
@@ -18,6 +21,7 @@ type group struct {
 	members []*request // to be answered when it is applied: spans, and those that are answered without a command
 	regions []meta.RegionID
 	slots   []meta.Slot
+	touched bool // uses of entries are in the group
 	began   int64
 }
 
@@ -28,7 +32,7 @@ func (m *Master) wakeParked() {
 	}
 	m.mu.Lock()
 	m.retry = true
-	idle := m.group == nil
+	idle := len(m.groups) == 0
 	m.mu.Unlock()
 	if idle {
 		m.cfg.Wake()
@@ -43,7 +47,11 @@ func (m *Master) wakeParked() {
 func (m *Master) Crowd() (queued, expected int, busy bool) {
 	m.mu.Lock()
 	queued = len(m.queue)
+	ahead := len(m.groups) > 0
 	m.mu.Unlock()
+	if ahead {
+		return queued, 0, false // PumpAhead sees to it, or the end of the group that is on its way
+	}
 	n := m.answering.Load()
 	return queued, int(max(n, -n)), n > 0
 }
@@ -51,22 +59,47 @@ func (m *Master) Crowd() (queued, expected int, busy bool) {
 // Pump builds and proposes a group if none is on its way and there is something to propose. It is called by one
 // goroutine at a time, after Wake.
 func (m *Master) Pump() {
-	for m.pumpOnce() {
+	m.proposing.Lock()
+	defer m.proposing.Unlock()
+	for m.pumpOnce(m.build()) {
 	}
 }
 
-// pumpOnce reports whether there may be more to do.
-func (m *Master) pumpOnce() bool {
-	g, data := m.build()
+// PumpAhead builds and proposes a second group if one is on its way alone and enough is queued for the next. A shell
+// calls it when the log can take another entry while that one is still to be committed, applied and answered: so the
+// disk need not wait for these. Enough is half of what the group on its way answers; below that, waiting for those to
+// come back with their next requests makes fewer syncs.
+func (m *Master) PumpAhead() {
+	if !m.proposing.TryLock() {
+		return // somebody is at it
+	}
+	defer m.proposing.Unlock()
+	now := m.now()
+	m.mu.Lock()
+	worth := len(m.groups) == 1 && len(m.queue) > 0 && 2*len(m.queue) >= len(m.groups[0].members)
+	if worth {
+		m.leases.mu.Lock()
+		worth = len(m.parked) == 0 && !m.touchesDue(now) // both wait for a group that is alone
+		m.leases.mu.Unlock()
+	}
+	m.mu.Unlock()
+	if worth {
+		m.pumpOnce(m.buildAhead())
+	}
+}
+
+// pumpOnce proposes a group, if it is one. It reports whether there may be more to do. The caller holds proposing.
+func (m *Master) pumpOnce(g *group, data []byte) bool {
 	if g == nil {
 		return false
 	}
 	index, term, err := m.cfg.Propose(g.term, data)
 	m.mu.Lock()
+	on := slices.Index(m.groups, g)
 	if err == nil {
 		// The group may have been applied already.
 		g.index = index
-		if m.group == g && term != g.term {
+		if on >= 0 && term != g.term {
 			err = &raft.NotLeaderError{}
 		} else {
 			m.mu.Unlock()
@@ -76,11 +109,11 @@ func (m *Master) pumpOnce() bool {
 			return false
 		}
 	}
-	if m.group != g { // resigned meanwhile, which has answered everybody
+	if on < 0 { // resigned meanwhile, which has answered everybody
 		m.mu.Unlock()
 		return true
 	}
-	m.group = nil
+	m.groups = slices.Delete(m.groups, on, on+1)
 	m.release(g)
 	for _, r := range g.members {
 		m.forget(r)
@@ -127,7 +160,7 @@ func (m *Master) build() (*group, []byte) {
 	defer m.state.RUnlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.leading || m.group != nil {
+	if !m.leading || len(m.groups) > 0 {
 		return nil, nil
 	}
 	m.requeueParked(now)
@@ -138,24 +171,66 @@ func (m *Master) build() (*group, []byte) {
 	}
 	touches := m.leases.takeTouches()
 	m.n.TouchesLogged.Add(uint64(len(touches)))
-	g := &group{term: m.term, began: now}
+	g := &group{term: m.term, began: now, touched: true}
 	data := meta.BeginGroup(make([]byte, 0, m.groupSize(len(touches))), m.logTime(now), touches)
+	data = m.fill(g, data, func(r *request, data []byte) []byte { return m.addTo(g, r, data, now) })
+	if len(g.members) == 0 && len(g.spans) == 0 && len(touches) == 0 {
+		m.leases.settleTouches()
+		return nil, nil // all of them wait for a victim
+	}
+	m.groups = append(m.groups, g)
+	return g, data
+}
+
+// buildAhead makes the second group, of the commands up to the first that needs a plan. See group.
+func (m *Master) buildAhead() (*group, []byte) {
+	now := m.now()
+	m.state.RLock()
+	defer m.state.RUnlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.leading || len(m.groups) >= maxGroups {
+		return nil, nil
+	}
+	g := &group{term: m.term, began: now}
+	data := meta.BeginGroup(make([]byte, 0, m.groupSize(0)), m.logTime(now), nil)
+	data = m.fill(g, data, func(r *request, data []byte) []byte {
+		if r.alloc != nil {
+			return nil
+		}
+		return g.add(r, data)
+	})
+	if len(g.members) == 0 {
+		return nil, nil
+	}
+	m.groups = append(m.groups, g)
+	return g, data
+}
+
+// fill moves requests from the queue into a group, in order, until it is full or add returns nil. The caller holds mu.
+func (m *Master) fill(g *group, data []byte, add func(r *request, data []byte) []byte) []byte {
 	n := 0
 	for _, r := range m.queue {
 		if len(g.members) >= MaxGroupCommands || len(g.members) > 0 && len(data)+len(r.cmd) > MaxGroupBytes {
 			break
 		}
+		more := add(r, data)
+		if more == nil {
+			break
+		}
+		data = more
 		n++
 		m.queued -= r.bytes
-		data = m.addTo(g, r, data, now)
 	}
 	m.queue = append(m.queue[:0:0], m.queue[n:]...)
-	if len(g.members) == 0 && len(g.spans) == 0 && len(touches) == 0 {
-		m.leases.settleTouches()
-		return nil, nil // all of them wait for a victim
-	}
-	m.group = g
-	return g, data
+	return data
+}
+
+// add adds a request that needs no plan.
+func (g *group) add(r *request, data []byte) []byte {
+	g.spans = append(g.spans, r)
+	g.members = append(g.members, r)
+	return append(data, r.cmd...)
 }
 
 // groupSize estimates the bytes of the next group.
@@ -179,9 +254,7 @@ func (m *Master) touchesDue(now int64) bool {
 // addTo adds one request to a group. The caller holds state for reading, mu and the leases.
 func (m *Master) addTo(g *group, r *request, data []byte, now int64) []byte {
 	if r.alloc == nil {
-		g.spans = append(g.spans, r)
-		g.members = append(g.members, r)
-		return append(data, r.cmd...)
+		return g.add(r, data)
 	}
 	head := meta.Header{Session: r.key.session, Seq: r.key.seq, Acked: r.acked}
 	switch m.planAlloc(r, now) {
@@ -238,7 +311,9 @@ func (m *Master) unmark(g *group) {
 		m.leases.spareRegion(id)
 	}
 	g.slots, g.regions = nil, nil
-	m.leases.settleTouches()
+	if g.touched {
+		m.leases.settleTouches()
+	}
 }
 
 // forget takes a request that is answered out of the table of those on their way. The caller holds mu.
@@ -248,18 +323,18 @@ func (m *Master) forget(r *request) {
 	}
 }
 
-// ours returns the group on its way if an entry that is to be applied is it: of the entries of a term only its leader
-// proposes any with content, and this leader has one at a time.
+// ours returns the oldest group on its way if an entry that is to be applied is it: of the entries of a term only its
+// leader proposes any with content, and this leader's are applied in the order in which it made them.
 func (m *Master) ours(index, term uint64, content bool) *group {
 	if !content {
 		return nil
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	g := m.group
-	if g == nil || g.term != term {
+	if len(m.groups) == 0 || m.groups[0].term != term {
 		return nil
 	}
+	g := m.groups[0]
 	if g.index != 0 && g.index != index {
 		m.cfg.Logger.Error("a log entry of this term is not the one proposed",
 			slog.Uint64("index", index), slog.Uint64("proposed", g.index))
@@ -315,11 +390,11 @@ func (m *Master) finish(g *group) {
 	m.n.GroupNanos.Observe(uint64(max(now-g.began, 0)))
 	spans := m.results.Spans
 	m.mu.Lock()
-	if m.group != g {
+	if len(m.groups) == 0 || m.groups[0] != g {
 		m.mu.Unlock()
 		return // leadership was lost, and everybody told so
 	}
-	m.group = nil
+	m.groups = slices.Delete(m.groups, 0, 1)
 	var again []*request
 	for i, r := range g.spans {
 		if r.replan = r.alloc != nil && i < len(spans) && resultCode(m.results.Bytes(&spans[i])) == protocol.CodePending; r.replan {
