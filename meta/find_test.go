@@ -36,7 +36,7 @@ func TestFindAllIsFind(t *testing.T) {
 				keys[i][0] = 'x'
 			}
 		}
-		var want, walk []Slot
+		want, walk := make([]Slot, 0, len(keys)), []Slot(nil)
 		for _, k := range keys {
 			slot, ok := at.Find(TenantID{}, k)
 			require.Equal(t, ok, slot != None)
@@ -45,7 +45,7 @@ func TestFindAllIsFind(t *testing.T) {
 				walk = append(walk, slot)
 			}
 		}
-		require.Equal(t, want, at.FindAll(TenantID{}, keys, false, nil))
+		require.Equal(t, want, at.FindAll(TenantID{}, keys, false, []Slot{}))
 		require.Equal(t, walk, at.FindAll(TenantID{}, keys, true, nil))
 	}
 	require.Equal(t, []Slot{9, None}, at.FindAll(p.m.Tenant("stranger"), [][]byte{[]byte("key-1")}, false, []Slot{9}))

@@ -76,13 +76,13 @@ func TestClearWhileTableGrows(t *testing.T) {
 	for i := range 10 {
 		require.True(t, p.register(a, nil, entryAt(name(i), r, i))[0].New)
 	}
-	clear := func(prefix string) {
+	wipe := func(prefix string) {
 		code, _ := p.do(a, &Clear{Prefix: []byte(prefix)})
 		require.Zero(t, code)
 	}
-	clear("-")
+	wipe("-")
 	p.apply(Header{}, &Sweep{Limit: 5}) // the next one begins here
-	clear(name(1))
+	wipe(name(1))
 	for i := range 4 {
 		require.True(t, p.register(a, nil, entryAt(name(10+i), r, 10+i))[0].New)
 	}

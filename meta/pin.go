@@ -26,17 +26,19 @@ type pin struct {
 type pinHeap []*pin
 
 // Len implements heap.Interface.
-func (h pinHeap) Len() int { return len(h) }
+func (h *pinHeap) Len() int { return len(*h) }
 
 // Less implements heap.Interface.
-func (h pinHeap) Less(i, j int) bool {
-	return h[i].untilMS < h[j].untilMS || h[i].untilMS == h[j].untilMS && h[i].id < h[j].id
+func (h *pinHeap) Less(i, j int) bool {
+	a, b := (*h)[i], (*h)[j]
+	return a.untilMS < b.untilMS || a.untilMS == b.untilMS && a.id < b.id
 }
 
 // Swap implements heap.Interface.
-func (h pinHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].place, h[j].place = i, j
+func (h *pinHeap) Swap(i, j int) {
+	p := *h
+	p[i], p[j] = p[j], p[i]
+	p[i].place, p[j].place = i, j
 }
 
 // Push implements heap.Interface.

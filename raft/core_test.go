@@ -337,7 +337,7 @@ func TestLostLeaderIsReplacedWithoutJitter(t *testing.T) {
 	for seed := range uint64(10) {
 		s := newSeededSim(t, seed+1, 1, 2, 3)
 		lead := s.leader()
-		s.tick(int(seed)) //nolint:gosec // small: heartbeats and ticks in any phase
+		s.tick(int(seed))
 		timeout := lead.core.cfg.ElectionTicks
 		s.crash(lead, 0)
 		s.tick(timeout - 1)

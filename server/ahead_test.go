@@ -123,7 +123,7 @@ func TestASecondGroupThatIsRefusedLeavesTheFirstAlone(t *testing.T) {
 func TestASmallSecondGroupIsNotWorthASync(t *testing.T) {
 	r := newRig(t)
 	r.device(16)
-	var clients []*testClient
+	clients := make([]*testClient, 0, 3)
 	for _, name := range []string{"a", "b", "c"} {
 		clients = append(clients, r.client(name))
 	}

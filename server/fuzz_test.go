@@ -158,7 +158,7 @@ func FuzzAdminRequest(f *testing.F) {
 		require.NoError(t, json.Unmarshal(answer, &failure), "%s", answer)
 		require.NotEmpty(t, failure.Error)
 		require.NotEmpty(t, failure.Code)
-		require.True(t, s.Ready() == nil, "one request does not stop the server")
+		require.NoError(t, s.Ready(), "one request does not stop the server")
 	})
 }
 

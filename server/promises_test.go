@@ -41,10 +41,10 @@ func TestRepliesFromBeforeAPauseAreThrownAway(t *testing.T) {
 			s := startServer(t, testConfig(t))
 			w := dial(t, "unix", s.Config().Socket)
 			w.open("a")
-			real := connOf(t, s)
-			r := newRig(t) // a leader whose clock the test moves, over the node of a real one
-			net := &network{cfg: real.s.cfg, master: r.m, node: real.s.node, counters: real.s.counters, logger: real.s.logger, ctx: real.ctx}
-			x := newConn(net, real.c, real.raw)
+			other := connOf(t, s)
+			r := newRig(t) // a leader whose clock the test moves, over the node of a other one
+			net := &network{cfg: other.s.cfg, master: r.m, node: other.s.node, counters: other.s.counters, logger: other.s.logger, ctx: other.ctx}
+			x := newConn(net, other.c, other.raw)
 			r.clock.now = c.clock
 			h := protocol.Header{Type: protocol.TypeHeartbeat, Sequence: 77}
 			b, mark := protocol.BeginReply(nil, h)

@@ -333,7 +333,7 @@ func (n *Node) Start() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	require.Equal(n.t, Down, n.is, "member %d runs already", n.ID)
-	cmd := exec.Command(n.Binary, n.args()...) //nolint:gosec,noctx // our own words; it ends with the test
+	cmd := exec.Command(n.Binary, n.args()...)
 	cmd.Stdout, cmd.Stderr = n.Log, n.Log
 	cmd.Env = append(append(os.Environ(), "GORACE=halt_on_error=1"), n.Env...)
 	// It dies with this process, so that an interrupted run leaves nothing behind.
@@ -515,7 +515,7 @@ func FreeAddr(t *testing.T) string {
 			continue
 		}
 		addr := fmt.Sprintf("127.0.0.1:%d", port)
-		l, err := net.Listen("tcp", addr) //nolint:noctx // local, and at once
+		l, err := net.Listen("tcp", addr)
 		if err != nil {
 			continue
 		}

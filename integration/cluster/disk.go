@@ -40,17 +40,17 @@ func (n *Node) mount(size string) {
 func FillDisk(t *testing.T, dir string, left uint64) (undo func()) {
 	t.Helper()
 	path := filepath.Join(dir, "ballast of the test")
-	f, err := os.Create(path) //nolint:gosec // in a directory of the test
+	f, err := os.Create(path)
 	require.NoError(t, err)
 	Within(t, "a full disk", func() error {
 		var s syscall.Statfs_t
 		if err := syscall.Statfs(dir, &s); err != nil {
 			return err
 		}
-		free := s.Bavail * uint64(s.Bsize) //nolint:gosec // not negative
+		free := s.Bavail * uint64(s.Bsize)
 		require.Greater(t, free, left)
 		// Whoever is being tested takes space meanwhile: then once more.
-		return syscall.Fallocate(int(f.Fd()), 0, 0, int64(free-left)) //nolint:gosec // a disk of the test is small
+		return syscall.Fallocate(int(f.Fd()), 0, 0, int64(free-left))
 	})
 	require.NoError(t, f.Close())
 	return func() { require.NoError(t, os.Remove(path)) }

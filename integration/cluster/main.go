@@ -66,7 +66,7 @@ func Binary(t *testing.T, tags ...string) string {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), buildTime)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, "go", append(args, "larder/cmd/larder")...).CombinedOutput() //nolint:gosec // our own words
+	out, err := exec.CommandContext(ctx, "go", append(args, "larder/cmd/larder")...).CombinedOutput()
 	require.NoError(t, err, "build larder: %s", out)
 	built.path[name] = path
 	return path

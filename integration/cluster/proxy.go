@@ -104,7 +104,7 @@ type proxy struct {
 
 // startProxy begins to listen on addr. Link gives the link of a connection's sender to the member (up) and back.
 func startProxy(addr, target string, member bool, link func(from uint64, up bool) *Link) (*proxy, error) {
-	l, err := net.Listen("tcp", addr) //nolint:noctx // local, and at once
+	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("proxy for %s: %w", target, err)
 	}
@@ -177,7 +177,7 @@ func (p *proxy) serve(c *proxied) {
 	if !p.opens(c, up) {
 		return
 	}
-	far, err := net.Dial("tcp", p.target) //nolint:noctx // local, and at once
+	far, err := net.Dial("tcp", p.target)
 	if err != nil {
 		return // the member is down: the connection ends, as it would without a proxy
 	}
@@ -302,7 +302,7 @@ func (p *pipe) collect(queue chan<- piece) {
 			n = 0
 		}
 		data, lost := p.sift(buf[:n], rules.Drop)
-		p.link.lost.Add(uint64(lost)) //nolint:gosec // not negative
+		p.link.lost.Add(uint64(lost))
 		last = rules.due(last)
 		if len(data) == 0 && err == nil {
 			continue

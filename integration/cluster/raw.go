@@ -39,7 +39,7 @@ var errNoReply = errors.New("the connection ended without a reply")
 // DialRaw connects to a master.
 func DialRaw(t *testing.T, addr string) *RawConn {
 	t.Helper()
-	conn, err := net.DialTimeout("tcp", addr, Hang) //nolint:noctx // bounded by Hang
+	conn, err := net.DialTimeout("tcp", addr, Hang)
 	require.NoError(t, err)
 	r := &RawConn{t: t, Conn: conn, waiting: make(map[uint32]chan RawReply), closed: make(chan struct{})}
 	go r.read()

@@ -99,7 +99,8 @@ func TestEvents(t *testing.T) {
 		"the package": {start + fail("2", ""), outcome{failed: true, took: time.Second, test: "x"}, false},
 		"a crash": {
 			start + `{"Action":"output","Package":"larder/x","Test":"TestA","Output":"panic: test timed out\n"}` + "\n" + fail("2", ""),
-			outcome{failed: true, took: time.Second, test: "x TestA", output: "panic: test timed out\n"}, false,
+			outcome{failed: true, took: time.Second, test: "x TestA", output: "panic: test timed out\n"},
+			false,
 		},
 		"not compiled": {`{"Action":"build-fail"}` + "\n" + fail("2", ""), outcome{}, true},
 	} {

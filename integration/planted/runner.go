@@ -163,7 +163,7 @@ func (b *bug) copyModules(dir string) (map[string]string, error) {
 		if !ok || copies[module] != "" {
 			continue
 		}
-		out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module).Output() //nolint:noctx,gosec // it reads go.mod
+		out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module).Output()
 		if err != nil {
 			return nil, fmt.Errorf("planted: where is module %s: %w", module, err)
 		}
@@ -239,7 +239,7 @@ func runLayer(ctx context.Context, l *layer, flags []string) (*outcome, error) {
 	defer cancel()
 	// Race detection would make bugs in the order of events show sooner, and everything else far later.
 	args := append([]string{"test", "-json", "-count=1", "-failfast", "-timeout=" + l.budget.String()}, flags...)
-	cmd := exec.CommandContext(ctx, "go", append(args, l.args...)...) //nolint:gosec // named by a file of the checkout
+	cmd := exec.CommandContext(ctx, "go", append(args, l.args...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	var stderr strings.Builder
