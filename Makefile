@@ -7,8 +7,10 @@ TESTTIMEOUT  ?= 12m
 RACE         ?= -race
 BENCHFLAGS   ?=
 PLANTEDFLAGS ?=
+REPORTS      ?= bin/reports
+NIGHTMINUTES ?= 60
 
-.PHONY: all build test test-short race vet fmt fmt-check lint fuzz bench chaos planted clean
+.PHONY: all build test test-short race vet fmt fmt-check lint fuzz bench chaos planted merge nightly reliability clean
 
 all: build
 
@@ -52,9 +54,32 @@ fuzz:
 bench: build
 	bin/larder bench $(BENCHFLAGS)
 
-# Hours of faults against real processes; the default test run has a short one.
+# Faults against real processes, drawn at random, for CHAOSTIME; the default test run has a short one.
 chaos:
-	LARDER_CHAOS_TIME=$(CHAOSTIME) $(GO) test -count=1 -timeout 0 -v -run 'Chaos' ./integration/...
+	LARDER_CHAOS_TIME=$(CHAOSTIME) $(GO) test -count=1 -timeout 0 -v -run 'Chaos' ./integration
+
+# What a change must stand before it is merged, in at most 20 minutes: 200 simulated clusters, 12 cases against real
+# processes, the planted bugs. Writes docs/RELIABILITY.md.
+merge:
+	@mkdir -p $(REPORTS)
+	$(GO) test -count=1 -timeout 0 ./integration/simtest -run '^TestSwarm$$' -seeds=200 -ticks=10000 -json=$(abspath $(REPORTS))/sim.json
+	$(GO) test -count=1 -timeout 0 ./integration/chaos -run '^TestChaos$$' -cases=12 -json=$(abspath $(REPORTS))/chaos.json
+	$(GO) run ./integration/planted --json $(REPORTS)/planted.json $(PLANTEDFLAGS)
+	@$(MAKE) --no-print-directory reliability
+
+# An hour of simulated clusters, an hour of random faults against real processes, two minutes for each decoder.
+nightly:
+	@mkdir -p $(REPORTS)
+	$(GO) test -count=1 -timeout 0 ./integration/simtest -run '^TestSwarm$$' -minutes=$(NIGHTMINUTES) -ticks=10000 -json=$(abspath $(REPORTS))/sim.json
+	$(GO) test -count=1 -timeout 0 ./integration/chaos -run '^TestChaos$$' -cases=all -minutes=$(NIGHTMINUTES) -json=$(abspath $(REPORTS))/chaos.json
+	$(GO) run ./integration/planted --json $(REPORTS)/planted.json $(PLANTEDFLAGS)
+	$(MAKE) fuzz FUZZTIME=2m
+	@$(MAKE) --no-print-directory reliability
+
+# Writes docs/RELIABILITY.md from the reports of the last runs.
+reliability:
+	$(GO) run ./integration/reliability --reports $(REPORTS) > docs/RELIABILITY.md.new
+	@mv docs/RELIABILITY.md.new docs/RELIABILITY.md
 
 # Breaks the source in many ways, without touching it, and requires that tests notice each. PLANTEDFLAGS="--run NAME"
 # takes some, --all asks every layer, --json FILE writes the report.
