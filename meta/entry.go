@@ -98,8 +98,10 @@ func (m *Machine) findFrom(s Slot, t *tenant, key []byte) (Slot, bool) {
 	return None, false
 }
 
-// insert puts an entry for key into slot s, which must be free, and returns it, otherwise zero. h is from hashOf.
-func (t *table) insert(s Slot, key []byte, h uint64) *entry {
+// insert puts an entry for a tenant's key into slot s, which must be free, and returns it, otherwise zero. The index is
+// asked once, since each time costs a cache miss or two: that the hash was there already shows in its length.
+func (m *Machine) insert(s Slot, owner *tenant, key []byte) *entry {
+	t := &m.table
 	t.slots.take(s)
 	t.reach(s + 1)
 	t.count++
@@ -109,11 +111,32 @@ func (t *table) insert(s Slot, key []byte, h uint64) *entry {
 		links: policy.Links{Colder: None, Hotter: None},
 		rprev: None, rnext: None, hnext: None, pnext: None, parent: None,
 	}
-	if first, ok := t.index[h]; ok {
-		e.hnext = first
+	h, n := t.hashOf(owner.salt, key), len(t.index)
+	if t.index[h] = s; len(t.index) == n {
+		e.hnext = m.twin(s, h)
 	}
-	t.index[h] = s
 	return e
+}
+
+// twin finds the first entry that hash h led to before slot s took its place. It looks at every slot: that any two of a
+// billion keys share a hash of 64 bits happens in one of forty pools.
+func (m *Machine) twin(s Slot, h uint64) Slot {
+	var twins []Slot
+	behind := map[Slot]bool{}
+	for i := range m.table.end {
+		x := m.table.at(i)
+		if i == s || x.birth == 0 || m.table.hashOf(m.contextOf(x).tenant.salt, m.table.key(x)) != h {
+			continue
+		}
+		twins = append(twins, i)
+		behind[x.hnext] = true
+	}
+	for _, i := range twins {
+		if !behind[i] {
+			return i
+		}
+	}
+	return None
 }
 
 // reach makes room for the slots below end. How far a table ever reached is part of the state: sweeps go that far.

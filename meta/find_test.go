@@ -50,3 +50,45 @@ func TestFindAllIsFind(t *testing.T) {
 	}
 	require.Equal(t, []Slot{9, None}, at.FindAll(p.m.Tenant("stranger"), [][]byte{[]byte("key-1")}, false, []Slot{9}))
 }
+
+// Keys that share a hash are found and freed each by itself, whichever came first.
+func TestKeysThatShareAHash(t *testing.T) {
+	p := newPool(t)
+	p.device(4 << 20)
+	ids := map[string]SessionID{}
+	regions := map[string]AllocResult{}
+	for i, name := range []string{"one", "two", "three"} {
+		code, body := p.apply(Header{}, &OpenSession{Instance: name, Tenant: name, TTLMS: 10_000, Secret: uint64(i) + 1})
+		require.Zero(t, code)
+		opened, err := DecodeSession(body)
+		require.NoError(t, err)
+		ids[name] = opened.ID
+		_, regions[name] = p.alloc(opened.ID, &protocol.AllocRequest{Size: 1 << 20, PageSize: 4096})
+	}
+	// The salts of the tenants are such that key k of each has the same hash.
+	base := p.m.table.hashOf(p.m.tenantFor(p.m.sessions[ids["one"]]).salt, []byte("kone"))
+	for name, id := range ids {
+		owner := p.m.tenantFor(p.m.sessions[id])
+		owner.salt = 0
+		owner.salt = base ^ p.m.table.hashOf(0, []byte("k"+name))
+	}
+	held := func(name string) bool {
+		slot, ok := p.m.Find(p.m.Tenant(name), []byte("k"+name))
+		require.Equal(t, []Slot{slot}, p.m.At(0).FindAll(p.m.Tenant(name), [][]byte{[]byte("k" + name)}, false, nil))
+		return ok
+	}
+	names := []string{"one", "two", "three"}
+	for _, first := range names {
+		for _, name := range names {
+			require.False(t, held(name))
+			require.Zero(t, p.register(ids[name], nil, entryAt("k"+name, regions[name], 0))[0].Code)
+			require.True(t, held(name))
+		}
+		require.Len(t, p.m.table.index, 1)
+		for _, name := range append([]string{first}, names...) {
+			p.do(ids[name], &Delete{Keys: [][]byte{[]byte("k" + name)}})
+			require.False(t, held(name))
+		}
+		require.Empty(t, p.m.table.index)
+	}
+}

@@ -459,7 +459,7 @@ func (m *Machine) loadEntry(slot Slot, d *decoder) error {
 		offset > r.length || length > r.length-offset || len(key) > protocol.MaxKeyBytes {
 		return ErrCorrupt
 	}
-	x := m.table.insert(slot, key, m.table.hashOf(ctx.tenant.salt, key))
+	x := m.insert(slot, ctx.tenant, key)
 	x.birth, x.offset, x.length, x.checksum = birth, offset, uint32(length), checksum //nolint:gosec // written as 32 bits
 	x.region, x.ctx, x.expires, x.added, x.flags = r.handle, ctx.handle, expires, added, flags
 	if flags&flagPrefix != 0 {

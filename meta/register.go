@@ -119,7 +119,7 @@ func (m *Machine) admit(h Header, s *session, e *protocol.RegisterEntry) (*regio
 func (m *Machine) admitted(r *region, ctx *contextRecord, e *protocol.RegisterEntry) {
 	slot := m.table.slots.lowest()
 	end := m.table.end
-	x := m.table.insert(slot, e.Key, m.table.hashOf(ctx.tenant.salt, e.Key))
+	x := m.insert(slot, ctx.tenant, e.Key)
 	m.sweepGrows(uint64(end))
 	m.head.births++
 	m.head.slots = m.table.end
