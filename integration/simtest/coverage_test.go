@@ -139,11 +139,14 @@ func (v *coverage) String() string {
 	return b.String()
 }
 
-// write writes the counts to a file.
+// write writes the counts to a file, which is whole at all times.
 func (v *coverage) write(path string) error {
 	b, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
 		return fmt.Errorf("encode the coverage: %w", err)
 	}
-	return os.WriteFile(path, append(b, '\n'), 0o600)
+	if err := os.WriteFile(path+".new", append(b, '\n'), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
 }

@@ -8,6 +8,7 @@ import (
 	"path"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
@@ -37,7 +38,7 @@ type disk struct {
 	syncs     uint64 // so far
 	misread   uint64
 	failed    uint64
-	onSync    func()
+	sick      bool // something has been made to fail since the last start
 }
 
 func newDisk(seed, id uint64) *disk {
@@ -56,12 +57,25 @@ var errIO = errors.New("simulated input/output error")
 type diskFS struct {
 	vfs.FS
 	d *disk
+	// gone says that the process which mounted it has ended itself. What works for it in the background comes no
+	// further than to the next use of a table: Pebble tries flushes and compactions again for ever, and counts on the
+	// process's end. Of other files it holds locks that others wait for: there the disk is broken.
+	gone  atomic.Bool
+	never chan struct{}
 }
 
-func (d *disk) mount() vfs.FS { return &diskFS{FS: d.mem, d: d} }
+func (d *disk) mount() *diskFS { return &diskFS{FS: d.mem, d: d, never: make(chan struct{})} }
+
+// pass lets nobody through to a table who works for a process that has ended itself.
+func (fs *diskFS) pass(name string) {
+	if fs.gone.Load() && strings.HasSuffix(name, ".sst") {
+		<-fs.never
+	}
+}
 
 // change is called before each write, sync or change of a name.
 func (d *disk) change(fs *diskFS, name string, sync bool) error {
+	fs.pass(name)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if fs.FS != vfs.FS(d.mem) {
@@ -83,7 +97,7 @@ func (d *disk) change(fs *diskFS, name string, sync bool) error {
 			d.broken = true
 		}
 	}
-	if d.broken {
+	if d.broken || fs.gone.Load() {
 		d.failed++
 		return errIO
 	}
@@ -167,7 +181,7 @@ func (d *disk) crash(keep int, torn bool) {
 		d.after = d.clone(keep, torn)
 	}
 	d.mem, d.after = d.after, nil
-	d.crashIn, d.failIn, d.misreadIn, d.broken = 0, 0, 0, false
+	d.crashIn, d.failIn, d.misreadIn, d.broken, d.sick = 0, 0, 0, false, false
 }
 
 // lost reports whether the power was lost in the middle of something.
@@ -182,7 +196,7 @@ func (d *disk) wipe() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.mem, d.after = vfs.NewCrashableMem(), nil
-	d.crashIn, d.failIn, d.misreadIn, d.broken = 0, 0, 0, false
+	d.crashIn, d.failIn, d.misreadIn, d.broken, d.sick = 0, 0, 0, false, false
 }
 
 func (fs *diskFS) wrap(f vfs.File, err error, name string) (vfs.File, error) {
@@ -194,6 +208,7 @@ func (fs *diskFS) wrap(f vfs.File, err error, name string) (vfs.File, error) {
 
 // Create implements vfs.FS.
 func (fs *diskFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	fs.pass(name)
 	if err := fs.d.change(fs, "", false); err != nil {
 		return nil, err
 	}
@@ -203,18 +218,21 @@ func (fs *diskFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error)
 
 // Open implements vfs.FS.
 func (fs *diskFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
+	fs.pass(name)
 	f, err := fs.FS.Open(name, opts...)
 	return fs.wrap(f, err, name)
 }
 
 // OpenReadWrite implements vfs.FS.
 func (fs *diskFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
+	fs.pass(name)
 	f, err := fs.FS.OpenReadWrite(name, c, opts...)
 	return fs.wrap(f, err, name)
 }
 
 // OpenDir implements vfs.FS.
 func (fs *diskFS) OpenDir(name string) (vfs.File, error) {
+	fs.pass(name)
 	f, err := fs.FS.OpenDir(name)
 	return fs.wrap(f, err, name)
 }
@@ -297,8 +315,15 @@ func (f *diskFile) SyncTo(n int64) (bool, error) {
 	return f.File.SyncTo(n)
 }
 
+// Read implements vfs.File.
+func (f *diskFile) Read(b []byte) (int, error) {
+	f.fs.pass(f.name)
+	return f.File.Read(b)
+}
+
 // ReadAt implements vfs.File. A misdirected read returns what lies in another block of the file.
 func (f *diskFile) ReadAt(b []byte, at int64) (int, error) {
+	f.fs.pass(f.name)
 	n, err := f.File.ReadAt(b, at)
 	d := f.fs.d
 	d.mu.Lock()

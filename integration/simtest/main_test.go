@@ -1,17 +1,13 @@
 package simtest
 
 import (
-	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -28,8 +24,7 @@ var (
 	flagFaults  = flag.String("faults", "all", "classes of faults that are allowed, with commas; all, none")
 	flagSkip    = flag.String("skip", "", "numbers of faults to leave out, with commas")
 	flagVersion = flag.String("version", "", "the commit that the line was printed by; not used")
-	flagShare   = flag.Int("share", 0, "run only each -shares th seed, from this one on; for TestSwarm's own processes")
-	flagShares  = flag.Int("shares", 1, "see -share")
+	flagWorker  = flag.Bool("worker", false, "run the seeds that standard input names; for TestSwarm's own processes")
 	flagLog     = flag.Bool("simlog", false, "print what happens")
 	flagMinim   = flag.Bool("minimise", true, "make a failing run smaller")
 )
@@ -86,90 +81,6 @@ func TestMain(m *testing.M) {
 	debug.SetGCPercent(400)
 	os.Exit(m.Run())
 }
-
-// TestSwarm runs many seeds, each with a mixture of faults of its own, in one process per core: what raft draws is a
-// process's.
-func TestSwarm(t *testing.T) {
-	seeds, ticks := *flagSeeds, ticksOr(10_000)
-	if seeds == 0 && *flagMinutes == 0 {
-		seeds, ticks = shortSeeds, ticksOr(shortTicks)
-	}
-	total := newCoverage()
-	begun := time.Now()
-	if n := min(runtime.GOMAXPROCS(0), seeds); n > 1 && *flagShare == 0 {
-		shareOut(t, total, n, seeds, ticks)
-	} else {
-		swarm(t, total, seeds, ticks)
-	}
-	t.Logf("%v\n%v", time.Since(begun).Round(time.Millisecond), total)
-	if *flagJSON != "" {
-		require.NoError(t, total.write(*flagJSON))
-	}
-	if seeds >= 200 && *flagShare == 0 && *flagFaults == "all" {
-		require.Empty(t, total.never(), "these faults never fired")
-	}
-}
-
-// swarm runs seeds one after the other: all, or those that fall to this process.
-func swarm(t *testing.T, total *coverage, seeds, ticks int) {
-	t.Helper()
-	begun := time.Now()
-	for i := 0; i < seeds || time.Since(begun).Minutes() < *flagMinutes; i++ {
-		if *flagShare > 0 && i%*flagShares != *flagShare-1 {
-			continue
-		}
-		o := runOptions(t, *flagFirst+uint64(i), ticks)
-		r := simulate(t, o)
-		total.add(r.cover)
-		if r.violation != nil {
-			t.Errorf("%v\n%s", r.violation, o.line(commit()))
-			if *flagMinim {
-				minimise(t, o, r)
-			}
-			if total.Violations >= 5 {
-				t.Error("enough failures")
-				return
-			}
-		}
-	}
-}
-
-// shareOut runs the swarm in n processes and adds up what they counted.
-func shareOut(t *testing.T, total *coverage, n, seeds, ticks int) {
-	t.Helper()
-	self, err := os.Executable()
-	require.NoError(t, err)
-	dir := t.TempDir()
-	var wg sync.WaitGroup
-	said := make([][]byte, n)
-	failed := make([]error, n)
-	file := func(i int) string { return filepath.Join(dir, strconv.Itoa(i)) }
-	for i := range n {
-		cmd := exec.CommandContext(t.Context(), self, "-test.run=^TestSwarm$", "-test.timeout=0",
-			fmt.Sprintf("-share=%d", i+1), fmt.Sprintf("-shares=%d", n), fmt.Sprintf("-seeds=%d", seeds),
-			fmt.Sprintf("-ticks=%d", ticks), fmt.Sprintf("-minutes=%g", *flagMinutes), fmt.Sprintf("-first=%d", *flagFirst),
-			"-faults="+*flagFaults, "-skip="+*flagSkip, fmt.Sprintf("-minimise=%v", *flagMinim), "-json="+file(i))
-		cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
-		wg.Go(func() { said[i], failed[i] = cmd.CombinedOutput() })
-	}
-	wg.Wait()
-	for i := range n {
-		if failed[i] != nil {
-			t.Errorf("%v\n%s", failed[i], said[i])
-		}
-		b, err := os.ReadFile(file(i))
-		require.NoError(t, err)
-		part := newCoverage()
-		require.NoError(t, json.Unmarshal(b, part))
-		total.add(part)
-	}
-}
-
-// The short run: at least 100,000 ticks and 10 seeds.
-const (
-	shortSeeds = 40
-	shortTicks = 2500
-)
 
 // TestRunsRepeat runs seeds twice: all that happens is the same, bit for bit.
 func TestRunsRepeat(t *testing.T) {

@@ -52,6 +52,7 @@ type member struct {
 	s     *sim
 	id    uint64
 	disk  *disk
+	fs    *diskFS // as the process has mounted it
 	clock clock
 	joins bool // its store is made by Join
 
@@ -101,25 +102,19 @@ func (m *member) up() bool { return m.life != nil && !m.life.dead }
 // running says that it is up and not paused.
 func (m *member) running() bool { return m.up() && !m.life.paused }
 
-// enter runs what may use the disk. Pebble ends the goroutine on which its log fails, so that a disk which is going to
-// fail is used on another one. When it returns, nothing works in the background any more.
+// enter runs what may use the disk. Pebble ends the goroutine on which its log fails, and waits for ever for what it
+// cannot do, so that a disk which is going to fail is used on another one. When it returns, nothing works in the
+// background any more. A process that has ended itself does nothing.
 func (m *member) enter(fn func()) {
+	if m.stopped != nil {
+		return
+	}
 	m.disk.mu.Lock()
-	risky := m.disk.failIn > 0 || m.disk.broken || m.rotten || m.disk.misreadIn > 0
+	risky := m.disk.sick || m.rotten
 	m.disk.mu.Unlock()
 	m.cpu++
 	if risky && m.cpu == 1 {
-		done := make(chan any, 1)
-		go func() {
-			var r any
-			defer func() { done <- r }()
-			defer func() { r = recover() }()
-			fn()
-		}()
-		if r := <-done; r != nil && m.stopped == nil { // a process whose storage has failed is gone, whatever is unwound
-			m.cpu = 0
-			panic(r)
-		}
+		m.aside(fn)
 	} else {
 		fn()
 	}
@@ -127,6 +122,50 @@ func (m *member) enter(fn func()) {
 	if m.cpu == 0 {
 		synctest.Wait()
 	}
+}
+
+// stuckAfter is how long, by the clock of Pebble's own timers, something may take before it counts as stuck.
+const stuckAfter = time.Hour
+
+// aside runs fn on a goroutine of its own. If the storage ends the process in the middle of it, it never comes back:
+// the process does nothing more, and at the same time its end is dealt with.
+func (m *member) aside(fn func()) {
+	done := make(chan any, 1)
+	go func() {
+		var r any
+		defer func() { done <- r }()
+		defer func() { r = recover() }()
+		fn()
+	}()
+	synctest.Wait()
+	if len(done) == 0 && m.stopped == nil {
+		select {
+		case r := <-done:
+			done <- r
+		case <-time.After(stuckAfter):
+		}
+	}
+	if len(done) > 0 {
+		if r := <-done; r != nil && m.stopped == nil { // a process whose storage has failed is gone, whatever is unwound
+			m.cpu = 0
+			panic(r)
+		}
+		return
+	}
+	m.cpu = 1
+	if m.stopped == nil {
+		m.s.fail("storage", "member %d uses its disk, and never comes back", m.id)
+	}
+	life := m.life
+	if life == nil {
+		return
+	}
+	life.paused = true
+	m.s.after(0, m.s.world, func() {
+		if m.life == life && m.core != nil {
+			m.settled()
+		}
+	})
 }
 
 // silent says that what the process does has no effect on the world: the power was lost a moment ago, or its storage
@@ -212,9 +251,16 @@ func (m *member) open() (err error) {
 }
 
 func (m *member) storeOptions() raft.StoreOptions {
+	fs := m.disk.mount()
+	m.fs = fs
 	return raft.StoreOptions{
-		FS: m.disk.mount(), CacheBytes: 1 << 20, MemTableBytes: 256 << 10, BallastBytes: -1, MinFreeBytes: 1 << 20,
-		FailStop: func(err error) { m.stopped = err }, Logger: m.s.logger,
+		FS: fs, CacheBytes: 1 << 20, MemTableBytes: 256 << 10, BallastBytes: -1, MinFreeBytes: 1 << 20,
+		FailStop: func(err error) {
+			if m.fs == fs {
+				m.stopped = err
+			}
+			fs.gone.Store(true)
+		}, Logger: m.s.logger,
 		// A compaction that meets rot is tried again without end: there, a process would have exited.
 		DisableAutomaticCompactions: m.rotten,
 	}
@@ -414,15 +460,15 @@ func (m *member) down(keep int, torn bool) {
 	m.store, m.core, m.master = nil, nil, nil
 }
 
-// abandon closes a store whose disk is gone; errors are those of the disk.
+// abandon closes a store whose disk is gone; errors are those of the disk. A process that has ended itself closes
+// nothing.
 func (m *member) abandon(st *raft.Store) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		defer func() { _ = recover() }()
-		_ = st.Close()
-	}()
-	<-done
+	if !m.fs.gone.Load() {
+		go func() {
+			defer func() { _ = recover() }()
+			_ = st.Close()
+		}()
+	}
 	synctest.Wait()
 }
 

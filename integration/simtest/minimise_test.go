@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"fmt"
 	"maps"
 	"testing"
 	"time"
@@ -10,8 +11,8 @@ import (
 const minimiseTime = 60 * time.Second
 
 // minimise makes a failing run smaller, as long as the same oracle finds something: it shortens the run, leaves classes
-// of faults out, and then single faults. It prints the smallest line that it finds.
-func minimise(t *testing.T, o options, r result) {
+// of faults out, and then single faults. It returns what the smallest run that it finds says, and its line.
+func minimise(t *testing.T, o options, r result) string {
 	t.Helper()
 	until := time.Now().Add(minimiseTime)
 	tries := 0
@@ -21,7 +22,7 @@ func minimise(t *testing.T, o options, r result) {
 		return again, again.violation != nil && again.violation.oracle == r.violation.oracle
 	}
 	o, r = shrink(o, r, fails, func() bool { return time.Now().Before(until) })
-	t.Logf("smallest of %d tries: %v\n%s", tries, r.violation, o.line(commit()))
+	return fmt.Sprintf("smallest of %d tries: %v\n%s", tries, r.violation, o.line(commit()))
 }
 
 // shrink is minimise with a way to run and a way to stop.

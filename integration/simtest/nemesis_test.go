@@ -312,7 +312,7 @@ func (x *strike) misread() func() {
 	}
 	return func() {
 		m.powerOff(100, false)
-		m.disk.misreadIn = in
+		m.disk.misreadIn, m.disk.sick = in, true
 	}
 }
 
@@ -324,7 +324,7 @@ func (x *strike) brokenDisk() func() {
 	}
 	return func() {
 		m.disk.mu.Lock()
-		m.disk.failIn = in
+		m.disk.failIn, m.disk.sick = in, true
 		m.disk.mu.Unlock()
 	}
 }

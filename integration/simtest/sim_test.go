@@ -14,6 +14,7 @@ import (
 	"testing"
 	"testing/cryptotest"
 	"testing/synctest"
+	"time"
 
 	"github.com/anishathalye/porcupine"
 	"github.com/zeebo/xxh3"
@@ -113,6 +114,7 @@ type result struct {
 // simulate carries one run out.
 func simulate(t *testing.T, o options) (res result) {
 	t.Helper()
+	defer watch(o)()
 	cryptotest.SetGlobalRandom(t, o.seed) // raft draws its jitter there
 	var s *sim
 	bubble(t, func() {
@@ -132,6 +134,26 @@ func simulate(t *testing.T, o options) (res result) {
 		s.cover.Violations = 1
 	}
 	return result{s.violation, s.hash.Sum64(), s.cover, s.fired, s.mix.faults, int(s.ticksRun)}
+}
+
+// Of real time: what a run may take before it counts as stuck. It takes less than a tenth of it, with the race detector
+// on a busy machine, too.
+const (
+	runLimit  = time.Minute
+	tickLimit = 20 * time.Millisecond
+)
+
+func (o options) limit() time.Duration { return runLimit + time.Duration(o.ticks)*tickLimit }
+
+// watch ends the process if a run is stuck, and says which it is and where: nothing else can end it then. The caller
+// calls the result when the run is over.
+func watch(o options) (over func()) {
+	limit := o.limit()
+	timer := time.AfterFunc(limit, func() {
+		debug.SetTraceback("all")
+		panic(fmt.Sprintf("stuck: not over in %v\n%s", limit, o.line(commit())))
+	})
+	return func() { timer.Stop() }
 }
 
 // bubble runs fn where it can wait until nothing works in the background. What Pebble leaves behind when it ends the
@@ -355,7 +377,7 @@ func sortedCopy(list []string) []string {
 // line is the command that repeats a run.
 func (o options) line(commit string) string {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "go test ./integration/simtest -run TestSeed -seed=%d -ticks=%d", o.seed, o.ticks)
+	fmt.Fprintf(&b, "go test ./integration/simtest -run '^TestSeed$' -seed=%d -ticks=%d", o.seed, o.ticks)
 	if o.faults != allClasses {
 		fmt.Fprintf(&b, " -faults=%s", o.faults)
 	}
