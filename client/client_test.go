@@ -482,6 +482,48 @@ func TestExpiredSessionIsReplacedAndStoresGoOn(t *testing.T) {
 	})
 }
 
+// A master that was restored from a snapshot may have given the number of a session to somebody else: the client that
+// resumes it is not the one, and opens another. It keeps its session where the refusal does not mean that.
+func TestASessionThatIsSomebodyElsesIsReplaced(t *testing.T) {
+	for _, tc := range []struct {
+		code protocol.Code
+		lost bool
+	}{
+		{protocol.CodeForbidden, true},
+		{protocol.CodeBadRequest, true},
+		{protocol.CodeNotFound, true},
+		{protocol.CodeBusy, false},
+		{protocol.CodeUnavailable, false},
+		{protocol.CodeLimit, false},
+		{protocol.CodeInternal, false},
+	} {
+		t.Run(tc.code.String(), func(t *testing.T) {
+			f := newFake(t, 64*4096, 1)
+			c := f.open(t, nil)
+			put(t, c, "a", 4096)
+			old := c.sess.Load()
+			refusals := 0
+			f.do(func() {
+				f.before = func(_ *fakeConn, h protocol.Header, p []byte) *protocol.Error {
+					var r protocol.HandshakeRequest
+					if h.Type != protocol.TypeHandshake || r.Decode(p) != nil || r.Session == 0 || refusals > 1 {
+						return nil
+					}
+					refusals++
+					return &protocol.Error{Code: tc.code, RetryAfterMS: 1}
+				}
+				for _, s := range f.sessions {
+					_ = s.conn.nc.Close() // the client notices, and resumes
+				}
+			})
+			put(t, c, "b", 4096)
+			requireValue(t, c, "b", 4096)
+			require.Equal(t, tc.lost, c.sess.Load().id != old.id)
+			f.do(func() { require.Positive(t, refusals) })
+		})
+	}
+}
+
 func TestDeadlineSuspendsStoresUntilTheSessionIsConfirmed(t *testing.T) {
 	f := newFake(t, 64*4096, 1)
 	var skew atomic.Int64

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"errors"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -210,10 +211,20 @@ func (c *Client) handshake(ctx context.Context, cn *conn, first bool) (*protocol
 	return reply, nil
 }
 
-// forgotten reports whether a master says that it does not have a session.
+// forgotten reports whether a master that was asked to resume a session says that it never will: the session is over, or
+// its number is somebody else's by now. What does not last, and what a new session would not mend, is no reason to give
+// one up.
 func forgotten(err error) bool {
-	code := protocol.CodeOf(err)
-	return code == protocol.CodeSessionExpired || code == protocol.CodeNotFound
+	e, ok := errors.AsType[*protocol.Error](err)
+	if !ok {
+		return false // nobody has answered
+	}
+	switch e.Code {
+	case protocol.CodeLimit, protocol.CodeInternal, protocol.CodeUnsupported, protocol.CodeWrongPool:
+		return false
+	default:
+		return !e.Code.Retryable()
+	}
 }
 
 // sendHandshake makes one HANDSHAKE.
