@@ -63,6 +63,25 @@ func TestChaosLeaderKills(t *testing.T) {
 	c.Check()
 }
 
+// TestHundredThousandKeysOutliveTheirLeader stores as many values in as many pages, kills the leader while more are being
+// stored, and finds every one of them, whole. Other systems lose the index with the leader, or the last changes to it.
+func TestHundredThousandKeysOutliveTheirLeader(t *testing.T) {
+	cluster.SkipShort(t)
+	const keys, size = 100_000, 4 << 10
+	c := cluster.Start(t, cluster.Options{Members: 3, Pool: "448MiB"})
+	x := c.Open(client.Config{PageSize: size})
+	cluster.Fill(t, x, "before", keys-1000, size)
+	leader := c.Leader()
+	leader.Kill()
+	at := time.Now()
+	cluster.Fill(t, x, "after", 1000, size)
+	t.Logf("1000 more were stored %v after the leader's death", time.Since(at).Round(time.Millisecond))
+	leader.Restart()
+	fresh := c.Open(client.Config{PageSize: size})
+	require.Equal(t, keys-1000, cluster.Held(t, fresh, "before", keys-1000))
+	require.Equal(t, 1000, cluster.Held(t, fresh, "after", 1000))
+}
+
 // TestChaosPowerLoss kills all masters at once, under load, and starts them again.
 func TestChaosPowerLoss(t *testing.T) {
 	cluster.SkipShort(t)

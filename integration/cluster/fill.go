@@ -35,7 +35,7 @@ func Fill(t *testing.T, x *client.Client, name string, n, size int) {
 }
 
 // fillBatch is how many values fill stores at a time.
-const fillBatch = 16
+const fillBatch = 32
 
 // Held counts which of the n values that fill stored are there, and verifies those.
 func Held(t *testing.T, x *client.Client, name string, n int) int {
