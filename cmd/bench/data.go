@@ -25,7 +25,7 @@ const (
 	dataPasses = 7
 	dataKeys   = 1536 << 20 // bytes that are stored and read: half of the pool, so that nothing is evicted
 	// putBytes are under way at a time: callers overlap the durable REGISTER of one value with the copies of others.
-	putBytes = 64 << 20
+	putBytes = 96 << 20
 	// getBytes are read at a time: enough to overlap a lookup with a copy. Each caller has a buffer of its own, and
 	// together they fit the last cache, as staging buffers do.
 	getBytes  = 16 << 20

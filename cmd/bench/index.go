@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"time"
@@ -397,6 +398,10 @@ func (b *bench) restartWith(entries uint64, most time.Duration) (err error) {
 	label := strconv.FormatUint(entries, 10)
 	b.aim(Row{Name: "heap per entry at " + label + " entries with keys of 32 bytes", Value: perEntry, Unit: "B"},
 		"<= 220 B at 10M", perEntry <= 220)
+	pause := longestPause()
+	b.aim(Row{
+		Name: "longest stop of a garbage collection with " + label + " entries", Value: float64(pause.Microseconds()) / 1e3, Unit: "ms",
+	}, "<= 5 ms", pause <= 5*time.Millisecond)
 	hangUp(writers)
 	if err := n.stop(); err != nil {
 		return err
@@ -425,6 +430,15 @@ func (b *bench) restartWith(entries uint64, most time.Duration) (err error) {
 	}
 	b.aim(row, "<= "+most.String(), took <= most)
 	return nil
+}
+
+// longestPause is the longest stop of the world by the last few garbage collections, which the load caused, and one more.
+func longestPause() time.Duration {
+	runtime.GC()
+	var s debug.GCStats
+	debug.ReadGCStats(&s)
+	const last = 5
+	return slices.Max(s.Pause[:min(last, len(s.Pause))])
 }
 
 // heap is the live heap in bytes.
