@@ -13,6 +13,7 @@ const (
 	minCall    = 500 * ms // the least and the most that a client waits for an answer
 	maxCall    = 6 * sec
 	keepEvery  = 200 * ms
+	pollEvery  = 4 * sec // clients that read no pushes ask by resuming their session
 	heartbeats = 3
 	maxBackoff = 200 * ms
 )
@@ -31,11 +32,13 @@ type client struct {
 	conn     *clientConn // to the leader, nil if there is none
 	hint     uint64      // who leads, as somebody said
 	next     int
+	left     uint64   // the master that was left last
 	known    []uint64 // members
 
 	sess       *csession
 	opening    uint64
 	lastAnswer int64
+	polled     int64
 	pool       share
 	maps       map[uint64]*memory
 	quarantine uint64
@@ -43,6 +46,7 @@ type client struct {
 	revoking   []uint64
 	releases   []uint64
 	pins       map[string]bool
+	reads      bool  // only reads while there is much to do: it may be with a leader that nobody follows
 	deaf       bool  // does not answer REVOKE
 	silentTo   int64 // sends no heartbeat and begins nothing until then
 	quits      bool  // gives calls up
@@ -101,6 +105,9 @@ func (s *sim) newClient(n int) *client {
 	}
 	return c
 }
+
+// place is where the client is, for partitions: members have smaller numbers.
+func (c *client) place() uint64 { return clientPlaces + uint64(c.n) }
 
 // wakeAll lets everything that waits in the client look again.
 func (c *client) wakeAll() {
@@ -195,8 +202,7 @@ func (c *client) connect(p *proc) bool {
 	id := c.hint
 	c.hint = 0
 	if id == 0 || s.members[id] == nil {
-		id = c.known[c.next%len(c.known)]
-		c.next++
+		id = c.nextMember()
 	}
 	if s.members[id] == nil { // names lead to whoever is there now
 		if list := s.sorted(); len(list) > 0 {
@@ -209,7 +215,7 @@ func (c *client) connect(p *proc) bool {
 		slow = s.linkSlow
 	}
 	p.sleep(s.mix.delay + slow)
-	if m == nil || !m.up() || s.expelled[id] || !s.net.open(clientPlace, id) {
+	if m == nil || !m.up() || s.expelled[id] || !s.net.open(c.place(), id) {
 		return false
 	}
 	x := &clientConn{c: c, to: m, calls: map[uint32]*call{}, heard: c.clock.Boottime()}
@@ -235,6 +241,19 @@ func (c *client) connect(p *proc) bool {
 	}
 	c.conn = x
 	return true
+}
+
+// nextMember is the next of the known masters in turn. The one that was left last is passed over once.
+func (c *client) nextMember() (id uint64) {
+	for range 2 {
+		id = c.known[c.next%len(c.known)]
+		c.next++
+		if id != c.left {
+			break
+		}
+		c.left = 0
+	}
+	return id
 }
 
 // watchConn makes a call on a connection that is not the link's yet time out.
@@ -283,7 +302,7 @@ func (x *clientConn) expire() {
 // connLost hears that a connection has ended.
 func (c *client) connLost(x *clientConn) {
 	if c.conn == x {
-		c.conn = nil
+		c.conn, c.left = nil, x.to.id
 		c.wakeAll()
 	}
 }
@@ -423,6 +442,11 @@ func (c *client) keeper(p *proc) {
 					c.attempt(p, x, protocol.TypeHeartbeat, protocol.AppendEmpty(nil), 0, readError)
 				}
 			})
+		}
+		if !c.s.mix.push && now-c.polled > pollEvery {
+			c.polled = now
+			c.conn.lost("looks for what it would be told")
+			continue
 		}
 		if len(c.releases) > 0 && c.rng.IntN(4) == 0 {
 			req := protocol.LeasesRequest{Leases: c.releases}

@@ -172,7 +172,7 @@ func (c *serverConn) settle(p *proc, out []byte, term uint64) []byte {
 		return out
 	}
 	m := c.m
-	if term != 0 {
+	if term != 0 && !m.s.opt.careless {
 		m.gap(p)
 		deadline, err := m.confirm(p)
 		m.gap(p)
@@ -204,7 +204,8 @@ func (m *member) pause(d int64) {
 	}
 	m.s.trace("pause", m.id, uint64(d))
 	life.paused = true
-	m.s.after(d, m.s.world, life.resume)
+	late := max(0, m.s.rngSteps.Int64N(200*ms)-100*ms)
+	m.s.after(d, m.s.world, func() { life.wakeUp(late) })
 }
 
 // appendFault appends a reply that is an error.
@@ -239,6 +240,21 @@ type clientConn struct {
 	order  []*call
 	dead   bool
 	heard  int64 // when anything came last, on the client's clock
+	// noLeader is when the master began to answer nothing but UNAVAILABLE, 0 if it does not.
+	noLeader int64
+}
+
+// leaderPatience is for how long a master may know of no leader before the client asks the others, as in the client
+// package.
+const leaderPatience = 500 * ms
+
+// unavailable notes that the master knew of no leader, and reports whether it has for too long.
+func (x *clientConn) unavailable() bool {
+	now := x.c.clock.Boottime()
+	if x.noLeader == 0 {
+		x.noLeader = now
+	}
+	return now-x.noLeader > leaderPatience
 }
 
 // send puts one frame on its way to the master.

@@ -59,6 +59,7 @@ func (c *client) attempt(p *proc, x *clientConn, t protocol.Type, body []byte, w
 	}
 	switch {
 	case e.Code == 0:
+		x.noLeader = 0
 		if t != protocol.TypeExists && t != protocol.TypeBatchExists {
 			ss.answered(cl.sentAt)
 			c.lastAnswer = cl.sentAt
@@ -69,6 +70,10 @@ func (c *client) attempt(p *proc, x *clientConn, t protocol.Type, body []byte, w
 		x.lost("redirected")
 	case e.Code == protocol.CodeSessionExpired:
 		x.lost("session expired")
+	case e.Code == protocol.CodeUnavailable:
+		if x.unavailable() {
+			x.lost("knows of no leader")
+		}
 	case !e.Code.Retryable():
 		ss.answered(cl.sentAt)
 	}

@@ -107,3 +107,19 @@ func TestClassesAreWrittenAndRead(t *testing.T) {
 	none, _ := parseClasses(classSet(0).String())
 	require.Zero(t, none)
 }
+
+// TestReadsWithoutConfirmationAreFound has members answer reads without asking whether they still lead.
+func TestReadsWithoutConfirmationAreFound(t *testing.T) {
+	faults, _ := parseClasses("part-clients,member-pause,member-pause-step")
+	for seed := uint64(1); seed <= 20; seed++ {
+		o := options{seed: seed, ticks: 1500, faults: faults, all: true, careless: true}
+		if r := simulate(t, o); r.violation != nil {
+			t.Logf("seed %d: %v", seed, r.violation)
+			require.Contains(t, []string{"linear", "lease", "bytes"}, r.violation.oracle)
+			o.careless = false
+			require.Nil(t, simulate(t, o).violation, "a careful one is not")
+			return
+		}
+	}
+	t.Error("no stale read was found")
+}

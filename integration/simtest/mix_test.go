@@ -19,6 +19,7 @@ const (
 	partMajority                 // the members are split in two
 	partOneWay                   // one link is cut in one direction
 	partBridge                   // two halves that only one member can reach
+	partClients                  // the members are split in two, and their clients with them; a leader may be paused too
 	linkDelay                    // a client's connections are slow
 	linkBreak                    // they break, noticed or not
 	diskTorn                     // power loss tears the last block of the log
@@ -51,7 +52,7 @@ const (
 var classNames = [classes]string{
 	netDelay: "net-delay", netDrop: "net-drop", netDuplicate: "net-duplicate", netReorder: "net-reorder",
 	netClog: "net-clog", partOne: "part-one", partMajority: "part-majority", partOneWay: "part-one-way",
-	partBridge: "part-bridge", linkDelay: "link-delay", linkBreak: "link-break", diskTorn: "disk-torn",
+	partBridge: "part-bridge", partClients: "part-clients", linkDelay: "link-delay", linkBreak: "link-break", diskTorn: "disk-torn",
 	diskRot: "disk-rot", diskMisread: "disk-misread", diskIO: "disk-io", diskFull: "disk-full", diskSlow: "disk-slow",
 	powerLoss: "power-loss", powerAll: "power-all", memberPause: "member-pause", memberPauseStep: "member-pause-step",
 	memberWipe: "member-wipe", memberTransfer: "member-transfer", memberChange: "member-change",
@@ -154,7 +155,12 @@ func draw(rng *rand.Rand) mix {
 			m.policy = "fifo" // which evicts what is being read, if leases do not keep it from that
 		}
 	}
-	m.pages = 8 * max(1, uint64(share*1.5*float64(m.keys)/8)/uint64(m.devices))
+	// Fewer regions than clients is a case of its own: most of what clients ask for is refused.
+	least := m.clients + rng.IntN(3)
+	if rng.IntN(10) == 0 {
+		least = m.devices
+	}
+	m.pages = 8 * uint64(max((least+m.devices-1)/m.devices, int(share*1.5*float64(m.keys)/8)/m.devices))
 	m.think *= int64(m.clients * m.workers) // what all do together is what costs time
 	for c := range classes {
 		if rng.IntN(2) == 0 || c == restore {

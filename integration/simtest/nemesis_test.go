@@ -54,6 +54,9 @@ func (s *sim) handOver(p *proc) {
 	for !s.quiet {
 		p.sleep(int64(s.rngSteps.ExpFloat64() * float64(every)))
 		x := &strike{s: s, other: s.sorted()[s.rngSteps.IntN(len(s.members))]}
+		if !x.other.running() && s.rngSteps.IntN(5) > 0 {
+			continue // operators look first
+		}
 		if do := x.transfer(); do != nil && !s.quiet && s.fires(memberTransfer) {
 			do()
 		}
@@ -88,6 +91,7 @@ var strikes = [classes]func(x *strike) func(){
 	partMajority:   (*strike).cutHalf,
 	partOneWay:     (*strike).cutOneWay,
 	partBridge:     (*strike).cutBridge,
+	partClients:    (*strike).cutClients,
 	linkDelay:      (*strike).slowLinks,
 	linkBreak:      (*strike).breakLink,
 	diskTorn:       (*strike).torn,
@@ -199,6 +203,56 @@ func (x *strike) cutBridge() func() {
 	ids := x.shuffled()
 	n := (len(ids) - 1) / 2
 	return x.cut(between(ids[:n], ids[n+1:]))
+}
+
+// cutClients splits members and clients in two: who reads from a leader that nobody follows any more, and who stores
+// with the next. Half of the time the old leader stands still until there is another.
+func (x *strike) cutClients() func() {
+	s := x.s
+	if l := s.leader(); l != nil {
+		x.member = l
+	}
+	ids := x.others(x.member.id)
+	s.rngFaults.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
+	n := s.rngFaults.IntN((len(ids) + 1) / 2)
+	few, most := append([]uint64{x.member.id}, ids[:n]...), ids[n:]
+	span := 2*sec + x.span/2
+	pause := s.rngFaults.Int64N(span)
+	still := s.rngFaults.IntN(2) == 0
+	links := between(few, most)
+	reads := make([]bool, len(s.clients))
+	for i := range s.clients {
+		beyond := few
+		if reads[i] = s.rngFaults.IntN(2) == 0; reads[i] {
+			beyond = most
+		}
+		for _, id := range beyond {
+			links = append(links, [2]uint64{clientPlaces + uint64(i), id})
+		}
+	}
+	noticed := s.rngFaults.IntN(3) > 0
+	x.span = span
+	cut := x.cut(links)
+	return func() {
+		cut()
+		s.busyTo = s.now + span + sec
+		for i, c := range s.clients {
+			if c != nil {
+				c.reads = reads[i]
+			}
+			if c == nil || c.conn == nil || c.conn.server == nil || s.net.open(c.place(), c.conn.to.id) {
+				continue
+			}
+			if noticed {
+				c.conn.server.reset(true)
+			} else {
+				c.conn.up.cut, c.conn.server.down.cut = true, true
+			}
+		}
+		if still && x.member.running() {
+			x.member.pause(pause)
+		}
+	}
 }
 
 func (x *strike) slowLinks() func() {

@@ -18,7 +18,7 @@ type network struct {
 
 // peerLink is one direction between two members.
 type peerLink struct {
-	cut     int   // how many faults cut it
+	cut     int   // how many faults cut it; what heals in peace is counted down later
 	clogged int64 // nothing arrives before
 	slow    int64 // more delay, until slowTo
 	slowTo  int64
@@ -36,7 +36,7 @@ func (n *network) link(from, to uint64) *peerLink {
 }
 
 // open reports whether anything gets from one place to another.
-func (n *network) open(from, to uint64) bool { return n.link(from, to).cut == 0 }
+func (n *network) open(from, to uint64) bool { return n.link(from, to).cut <= 0 }
 
 // arrival draws when a message sent now arrives. ordered messages come after those before them.
 func (n *network) arrival(l *peerLink, ordered bool) int64 {
@@ -113,7 +113,7 @@ func (n *network) deliver(from *member, to uint64, body, snap []byte, at int64) 
 		if !up {
 			return
 		}
-		s.at(s.now, dst.life, func() { dst.receive(from.id, body, snap) })
+		s.push(event{at: s.now, a: dst.life, peer: true, fn: func() { dst.receive(from.id, body, snap) }})
 	})
 }
 

@@ -8,7 +8,7 @@ import (
 func (c *client) worker(p *proc) {
 	s := c.s
 	for {
-		p.sleep(int64(c.rng.ExpFloat64() * float64(s.mix.think)))
+		c.rest(p)
 		if s.quiet {
 			return // no more is begun in the end
 		}
@@ -19,10 +19,11 @@ func (c *client) worker(p *proc) {
 		}
 		key := c.anyKey()
 		c.busy++
+		put, remove := c.shares()
 		switch n := c.rng.IntN(100); {
-		case n < s.mix.putShare:
+		case n < put:
 			c.put(p, key)
-		case n < s.mix.putShare+s.mix.deleteShare:
+		case n < put+remove:
 			c.remove(p, key)
 		case n < 88:
 			c.get(p, key)
@@ -43,11 +44,43 @@ func (c *client) worker(p *proc) {
 	}
 }
 
+// restStep is how soon a worker that does nothing sees that there is more to do.
+const restStep = 500 * ms
+
+// rest does nothing for a while.
+func (c *client) rest(p *proc) {
+	left := int64(c.rng.ExpFloat64() * float64(c.s.mix.think))
+	for ; left > 0 && !c.s.busy(); left -= restStep {
+		p.sleep(min(left, restStep))
+	}
+	if c.s.busy() {
+		p.sleep(int64(c.rng.ExpFloat64() * float64(busyThink)))
+	}
+}
+
+// busyThink is the mean pause of a worker while there is much to do.
+const busyThink = 100 * ms
+
+// busy says that clients do much with few keys.
+func (s *sim) busy() bool { return s.now < s.busyTo }
+
+// shares are how many of 100 operations store and delete.
+func (c *client) shares() (put, remove int) {
+	switch s := c.s; {
+	case !s.busy():
+		return s.mix.putShare, s.mix.deleteShare
+	case c.reads:
+		return 0, 0
+	default:
+		return 40, 40
+	}
+}
+
 // anyKey draws a key: some are used more than others.
 func (c *client) anyKey() string {
 	n := len(c.s.keys)
 	switch {
-	case c.s.mix.hot && c.rng.IntN(3) > 0:
+	case (c.s.mix.hot || c.s.busy()) && c.rng.IntN(3) > 0:
 		n = 3
 	case c.rng.IntN(3) == 0:
 		n = 5
@@ -244,7 +277,7 @@ func (c *client) acquire(p *proc, ss *csession, key string, n int) (t run, found
 			}
 			continue
 		}
-		if stuck > 10 {
+		if stuck > 5 {
 			return run{}, false, &protocol.Error{Code: protocol.CodeNoSpace}
 		}
 		found, e := c.alloc(p, ss, key, n, stuck%3 == 2)

@@ -20,6 +20,8 @@ type event struct {
 	seq uint64
 	a   *actor
 	fn  func()
+	// peer says that it is a message of another member.
+	peer bool
 }
 
 type eventHeap []event
@@ -53,7 +55,7 @@ type actor struct {
 	name    string
 	dead    bool
 	paused  bool
-	backlog []func()
+	backlog []event
 	procs   []*proc
 }
 
@@ -68,9 +70,12 @@ func (s *sched) newActor(name string) *actor { return &actor{s: s, name: name} }
 // after makes fn happen to a in d nanoseconds.
 func (s *sched) after(d int64, a *actor, fn func()) { s.at(s.now+max(d, 0), a, fn) }
 
-func (s *sched) at(at int64, a *actor, fn func()) {
+func (s *sched) at(at int64, a *actor, fn func()) { s.push(event{at: at, a: a, fn: fn}) }
+
+func (s *sched) push(e event) {
 	s.seq++
-	heap.Push(&s.queue, event{at: at, seq: s.seq, a: a, fn: fn})
+	e.seq = s.seq
+	heap.Push(&s.queue, e)
 }
 
 // step lets the next event before limit happen.
@@ -84,23 +89,30 @@ func (s *sched) step(limit int64) bool {
 	switch {
 	case e.a.dead:
 	case e.a.paused:
-		e.a.backlog = append(e.a.backlog, e.fn)
+		e.a.backlog = append(e.a.backlog, e)
 	default:
 		e.fn()
 	}
 	return true
 }
 
-// resume ends a pause: what waited happens now.
-func (a *actor) resume() {
+// resume ends a pause: what waited happens now, in order.
+func (a *actor) resume() { a.wakeUp(0) }
+
+// wakeUp is resume where messages of other members wait for a while more: which of a process's sockets is read first is
+// not known.
+func (a *actor) wakeUp(late int64) {
 	if !a.paused || a.dead {
 		return
 	}
 	a.paused = false
 	backlog := a.backlog
 	a.backlog = nil
-	for _, fn := range backlog {
-		a.s.at(a.s.now, a, fn)
+	for _, e := range backlog {
+		if e.at = a.s.now; e.peer {
+			e.at += late
+		}
+		a.s.push(e)
 	}
 }
 
