@@ -506,7 +506,10 @@ func TestASessionThatIsSomebodyElsesIsReplaced(t *testing.T) {
 			f.do(func() {
 				f.before = func(_ *fakeConn, h protocol.Header, p []byte) *protocol.Error {
 					var r protocol.HandshakeRequest
-					if h.Type != protocol.TypeHandshake || r.Decode(p) != nil || r.Session == 0 || refusals > 1 {
+					if h.Type == protocol.TypeHandshake {
+						require.NoError(t, r.Decode(p))
+					}
+					if r.Session == 0 || refusals > 1 {
 						return nil
 					}
 					refusals++

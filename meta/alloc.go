@@ -88,6 +88,7 @@ func (m *Machine) allocRegion(s *session, c *Alloc, out *Results) {
 	r := m.regions[c.Region]
 	own := r != nil && r.owner == s && r.state == RegionOwned
 	if r == nil || r.pinned > 0 || c.PageSize == 0 || r.length < c.PageSize || r.length/c.PageSize > MaxRegionPages || r.beyond() ||
+		r.device.Generation == 0 ||
 		!own && r.state != RegionDeparted && r.state != RegionDraining ||
 		r.state == RegionDraining && r.markedFor != 0 && r.markedFor != s.id && m.sessionOpen(r.markedFor) ||
 		!own && m.overLimit(s, c) {
@@ -116,7 +117,7 @@ func (m *Machine) overLimit(s *session, c *Alloc) bool {
 // allocExtent cuts a new region from free space.
 func (m *Machine) allocExtent(s *session, c *Alloc, out *Results) {
 	d := m.devices[c.Device]
-	if d == nil || c.PageSize == 0 || c.Size < c.PageSize || c.Size/c.PageSize > MaxRegionPages ||
+	if d == nil || d.Generation == 0 || c.PageSize == 0 || c.Size < c.PageSize || c.Size/c.PageSize > MaxRegionPages ||
 		c.Size%d.Align != 0 || m.overLimit(s, c) {
 		out.fail(protocol.CodePending)
 		return

@@ -14,16 +14,13 @@ type clearMark struct {
 	born   uint64
 }
 
-// alive reports whether an entry may be served, as of the last stamped log time.
-func (m *Machine) alive(x *entry) bool { return m.aliveAt(x, m.head.now) }
-
-// aliveAt reports whether an entry may be served at a log time: it was not cleared, its bytes were not lost, its region
-// not taken, its time is not over.
-func (m *Machine) aliveAt(x *entry, now uint64) bool {
+// alive reports whether an entry may be served as of the last stamped log time: it was not cleared, its bytes were not
+// lost, its region not taken, its time is not over.
+func (m *Machine) alive(x *entry) bool {
 	r := m.regionOf(x)
 	return r.generation == r.device.Generation && r.state <= RegionDeparted &&
 		x.birth > m.head.clearedAll && x.birth > m.contextOf(x).cleared &&
-		(x.expires == 0 || x.expires > now) && (len(m.head.marks) == 0 || !m.marked(x))
+		(x.expires == 0 || x.expires > m.head.now) && (len(m.head.marks) == 0 || !m.marked(x))
 }
 
 func (m *Machine) marked(x *entry) bool {
@@ -158,15 +155,27 @@ func (m *Machine) applySweep(c *Sweep, out *Results) {
 	out.uvarint(m.SweepPending())
 }
 
+// idBits is how many ids of each kind an incarnation has, as a power of two, before they run into those of the next
+// one. The server counts incarnations in milliseconds: no pool makes four million of anything in one.
+const idBits = 22
+
 // applyIncarnation makes everything that was known before unusable: the metadata may be older than the bytes. Sessions
-// end, regions wait for their fence, entries are dropped.
+// end, entries are dropped, and devices are out of service until Retire says that nobody can write to them any more:
+// regions that were given after the snapshot are not known here, and their owners may be in the middle of a copy.
 func (m *Machine) applyIncarnation(c *NewIncarnation, out *Results) {
-	if c.Incarnation <= m.head.incarnation {
+	switch {
+	case c.Incarnation > MaxIncarnation:
+		out.fail(protocol.CodeBadRequest)
+		return
+	case c.Incarnation <= m.head.incarnation:
 		out.code(0)
 		return
 	}
-	m.head.incarnation = c.Incarnation
 	m.head.clearedAll = m.head.births
+	if m.head.incarnation != 0 { // there was nothing before the first
+		m.skipIDs(c.Incarnation << idBits)
+	}
+	m.head.incarnation = c.Incarnation
 	for _, s := range m.sortedSessions() {
 		m.closeSession(s)
 		m.forgetSession(s)
@@ -174,21 +183,37 @@ func (m *Machine) applyIncarnation(c *NewIncarnation, out *Results) {
 	for _, r := range m.sortedRegions() {
 		m.head.epochs++
 		r.epoch = m.head.epochs
+		if r.state == RegionDeparted {
+			m.abandon(r)
+		}
 		m.changed(r)
+	}
+	for _, d := range m.sortedDevices() {
+		d.Generation = 0
+		m.changed(d)
 	}
 	m.startSweep()
 	out.code(0)
 }
 
+// skipIDs has all ids go on from where no incarnation before can have come: clients of a history that a restored
+// snapshot has cut off know ids that were given after it, and must not be mistaken for their new bearers.
+func (m *Machine) skipIDs(base uint64) {
+	h := &m.head
+	h.nextSession, h.nextRegion = max(h.nextSession, SessionID(base)), max(h.nextRegion, RegionID(base))
+	h.births, h.epochs, h.nextPin = max(h.births, base), max(h.epochs, base), max(h.nextPin, base)
+}
+
 // ListKeys is Reading.ListKeys as of the last stamped log time.
 func (m *Machine) ListKeys(tenantName string, prefix []byte, cursor uint64, limit int, fn func(s Slot)) uint64 {
-	return m.At(m.head.now).ListKeys(tenantName, prefix, cursor, limit, fn)
+	r := m.At(m.head.now)
+	return r.ListKeys(tenantName, prefix, cursor, limit, fn)
 }
 
 // ListKeys calls fn with the live entries of a tenant ("" = all) whose keys have a prefix, from cursor on, at most
 // limit, and returns the cursor for the next page, 0 at the end. A call looks at a bounded number of slots, so a page
 // may be short, or empty, and yet not the last.
-func (r Reading) ListKeys(tenantName string, prefix []byte, cursor uint64, limit int, fn func(s Slot)) uint64 {
+func (r *Reading) ListKeys(tenantName string, prefix []byte, cursor uint64, limit int, fn func(s Slot)) uint64 {
 	const maxLooked = 1 << 18
 	m := r.m
 	end := min(uint64(m.table.end), cursor+maxLooked)
@@ -198,7 +223,7 @@ func (r Reading) ListKeys(tenantName string, prefix []byte, cursor uint64, limit
 			continue
 		}
 		x := m.table.at(s)
-		if bytes.HasPrefix(m.table.key(x), prefix) && m.aliveAt(x, r.now) &&
+		if bytes.HasPrefix(m.table.key(x), prefix) && r.alive(x) &&
 			(tenantName == "" || m.contextOf(x).tenant.name == tenantName) {
 			fn(s)
 			limit--

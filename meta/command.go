@@ -200,7 +200,7 @@ type FreeRegion struct{ Region RegionID }
 // EmptyRegion removes up to MaxDropPerCommand entries of a departed region.
 type EmptyRegion struct{ Region RegionID }
 
-// AddDevice adds a device.
+// AddDevice adds a device, which nobody else can write to: it is new, or was replaced by another inode.
 type AddDevice struct {
 	UUID       string // 32 hexadecimal digits
 	Path       string
@@ -215,14 +215,15 @@ type AddDevice struct {
 	Generation uint64
 }
 
-// Retire gives a device a new generation: nothing that lay there is served any more.
+// Retire gives a device a new generation: nothing that lay there is served any more. One that a new incarnation took
+// out of service, which has generation 0, needs it Fenced.
 type Retire struct {
 	Device     DeviceID
 	Generation uint64
 	BootID     string
 	Size       uint64 // the device's size now; 0 = unchanged
 	Path       string // where it is now; "" = unchanged
-	Fenced     bool   // nobody can write to the old bytes (another boot, another inode)
+	Fenced     bool   // nobody can write to the new bytes who could to the old (another boot, another inode)
 }
 
 // DropDevice removes a device that has no regions.
@@ -231,7 +232,8 @@ type DropDevice struct{ Device DeviceID }
 // SetSettings replaces the settings.
 type SetSettings struct{ Settings Settings }
 
-// NewIncarnation follows a restored snapshot, a forced recovery or a rolled-back disk.
+// NewIncarnation follows a restored snapshot, a forced recovery or a rolled-back disk. It is at most MaxIncarnation, and
+// in milliseconds since 1970 if there may be other histories of the same pool.
 type NewIncarnation struct{ Incarnation uint64 }
 
 // ExpirePins undoes durable and soft pins whose time is over, at most MaxDropPerCommand.
@@ -326,7 +328,7 @@ func (c *Alloc) appendTo(b []byte) []byte {
 func (c *Alloc) decode(d *decoder) {
 	c.Phase = d.byte()
 	c.Device, c.Size, c.PageSize = DeviceID(d.u32()), d.uvarint(), d.uvarint()
-	c.Region, c.MaxOwned = RegionID(d.u32()), d.uvarint()
+	c.Region, c.MaxOwned = RegionID(d.uvarint()), d.uvarint()
 	c.Victims = make([]Victim, d.count(2))
 	for i := range c.Victims {
 		c.Victims[i] = Victim{Slot: d.u32(), Birth: d.uvarint()}
@@ -339,7 +341,7 @@ func (c *Alloc) decode(d *decoder) {
 }
 
 func (c *ReturnRegion) appendTo(b []byte) []byte { return binary.AppendUvarint(b, uint64(c.Region)) }
-func (c *ReturnRegion) decode(d *decoder)        { c.Region = RegionID(d.u32()) }
+func (c *ReturnRegion) decode(d *decoder)        { c.Region = RegionID(d.uvarint()) }
 
 // Flags of an encoded RegisterEntry: which optional fields follow.
 const (
@@ -521,18 +523,18 @@ func (c *Mark) appendTo(b []byte) []byte {
 	return binary.AppendUvarint(binary.AppendUvarint(b, uint64(c.Region)), uint64(c.For))
 }
 
-func (c *Mark) decode(d *decoder) { c.Region, c.For = RegionID(d.u32()), SessionID(d.uvarint()) }
+func (c *Mark) decode(d *decoder) { c.Region, c.For = RegionID(d.uvarint()), SessionID(d.uvarint()) }
 
 func (c *RevokeDone) appendTo(b []byte) []byte {
 	return binary.AppendUvarint(binary.AppendUvarint(b, uint64(c.Region)), c.Epoch)
 }
-func (c *RevokeDone) decode(d *decoder) { c.Region, c.Epoch = RegionID(d.u32()), d.uvarint() }
+func (c *RevokeDone) decode(d *decoder) { c.Region, c.Epoch = RegionID(d.uvarint()), d.uvarint() }
 
 func (c *FreeRegion) appendTo(b []byte) []byte { return binary.AppendUvarint(b, uint64(c.Region)) }
-func (c *FreeRegion) decode(d *decoder)        { c.Region = RegionID(d.u32()) }
+func (c *FreeRegion) decode(d *decoder)        { c.Region = RegionID(d.uvarint()) }
 
 func (c *EmptyRegion) appendTo(b []byte) []byte { return binary.AppendUvarint(b, uint64(c.Region)) }
-func (c *EmptyRegion) decode(d *decoder)        { c.Region = RegionID(d.u32()) }
+func (c *EmptyRegion) decode(d *decoder)        { c.Region = RegionID(d.uvarint()) }
 
 func (c *AddDevice) appendTo(b []byte) []byte {
 	for _, s := range []string{c.UUID, c.Path, c.Node, c.Tier, c.Coherence, c.BootID} {

@@ -60,15 +60,18 @@ func (d *device) reset() {
 
 // applyRetire gives a device a new generation. Every location of the old one is dead from here on; sweeps remove them.
 // Regions of the old generation are given up: at once where nobody can write to the old bytes any more, otherwise
-// when their owners acknowledge.
+// when their owners acknowledge. A device that a new incarnation took out of service comes back only fenced.
 func (m *Machine) applyRetire(c *Retire, out *Results) {
 	d := m.devices[c.Device]
-	if d == nil || c.Generation == 0 {
+	switch {
+	case d == nil || c.Generation == 0:
 		out.fail(protocol.CodeNotFound)
 		return
-	}
-	if d.Generation == c.Generation {
+	case d.Generation == c.Generation:
 		out.code(0)
+		return
+	case d.Generation == 0 && !c.Fenced:
+		out.fail(protocol.CodeForbidden)
 		return
 	}
 	d.Generation = c.Generation

@@ -7,7 +7,7 @@ const findAhead = 16
 
 // FindAll is Find for many keys, which takes about half the time. It appends a slot per key to slots, None for a key
 // that may not be served; with stopAtMiss it ends behind the first of these.
-func (r Reading) FindAll(t TenantID, keys [][]byte, stopAtMiss bool, slots []Slot) []Slot {
+func (r *Reading) FindAll(t TenantID, keys [][]byte, stopAtMiss bool, slots []Slot) []Slot {
 	m := r.m
 	if t.t == nil {
 		t.t = m.tenants[DefaultTenant]
@@ -22,7 +22,7 @@ func (r Reading) FindAll(t TenantID, keys [][]byte, stopAtMiss bool, slots []Slo
 			if possible[i] {
 				s, ok = m.findFrom(first[i], t.t, key)
 			}
-			if !ok || !m.aliveAt(m.table.at(s), r.now) {
+			if !ok || !r.alive(m.table.at(s)) {
 				s = None
 			}
 			slots = append(slots, s)

@@ -74,7 +74,8 @@ func TestKeysThatShareAHash(t *testing.T) {
 	}
 	held := func(name string) bool {
 		slot, ok := p.m.Find(p.m.Tenant(name), []byte("k"+name))
-		require.Equal(t, []Slot{slot}, p.m.At(0).FindAll(p.m.Tenant(name), [][]byte{[]byte("k" + name)}, false, nil))
+		at := p.m.At(0)
+		require.Equal(t, []Slot{slot}, at.FindAll(p.m.Tenant(name), [][]byte{[]byte("k" + name)}, false, nil))
 		return ok
 	}
 	names := []string{"one", "two", "three"}

@@ -192,7 +192,7 @@ func (h *head) decode(d *decoder) error {
 	}
 	h.applied, h.now, h.births, h.epochs = d.uvarint(), d.uvarint(), d.uvarint(), d.uvarint()
 	h.hot, h.cold = int64(d.uvarint()), -int64(d.uvarint()) //nolint:gosec // written from int64
-	h.nextSession, h.nextRegion = SessionID(d.uvarint()), RegionID(d.u32())
+	h.nextSession, h.nextRegion = SessionID(d.uvarint()), RegionID(d.uvarint())
 	h.nextDevice, h.nextContext = DeviceID(d.u32()), ContextID(d.u32())
 	h.nextPin, h.incarnation, h.clearedAll, h.sweepLeft = d.uvarint(), d.uvarint(), d.uvarint(), d.uvarint()
 	h.sweepAt, h.slots = d.uvarint(), d.u32()
@@ -452,7 +452,7 @@ func (m *Machine) linkRegions() {
 func (m *Machine) loadEntry(slot Slot, d *decoder) error {
 	key := d.bytes()
 	birth, offset, length := d.uvarint(), d.uvarint(), d.uvarint()
-	regionID, ctxID := RegionID(d.u32()), ContextID(d.u32())
+	regionID, ctxID := RegionID(d.uvarint()), ContextID(d.u32())
 	expires, added, checksum, flags := d.uvarint(), d.uvarint(), d.u64(), d.byte()
 	r, ctx := m.regions[regionID], m.contexts[ctxID]
 	if d.err != nil || r == nil || ctx == nil || birth == 0 || length == 0 || offset%r.pageSize != 0 ||

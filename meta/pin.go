@@ -1,6 +1,7 @@
 package meta
 
 import (
+	"cmp"
 	"container/heap"
 	"encoding/binary"
 	"slices"
@@ -274,7 +275,7 @@ func (m *Machine) Pins(cursor uint64, limit int) ([]PinInfo, uint64) {
 			}
 		}
 	}
-	slices.SortFunc(ids, func(a, b *pin) int { return int(a.id) - int(b.id) }) //nolint:gosec // ids are small
+	slices.SortFunc(ids, func(a, b *pin) int { return cmp.Compare(a.id, b.id) })
 	next := uint64(0)
 	if len(ids) > limit {
 		ids = ids[:limit]

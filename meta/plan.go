@@ -71,15 +71,16 @@ type planner struct {
 
 // PlanAlloc is Reading.PlanAlloc as of the last stamped log time.
 func (m *Machine) PlanAlloc(id SessionID, req *protocol.AllocRequest, g Guard, last bool) AllocPlan {
-	return m.At(m.head.now).PlanAlloc(id, req, g, last)
+	r := m.At(m.head.now)
+	return r.PlanAlloc(id, req, g, last)
 }
 
 // PlanAlloc decides what a REQUEST_ALLOC leads to, by the order of DESIGN.md: free space; the instance's own entries;
 // regions that nobody writes to any more; regions of other live clients. It changes nothing. last says that the
 // request's time is nearly over, so that a region's minimum age no longer protects it.
-func (r Reading) PlanAlloc(id SessionID, req *protocol.AllocRequest, g Guard, last bool) AllocPlan {
+func (r *Reading) PlanAlloc(id SessionID, req *protocol.AllocRequest, g Guard, last bool) AllocPlan {
 	m := r.m
-	p := planner{m: m, at: r, s: m.sessions[id], req: req, g: g, last: last}
+	p := planner{m: m, at: *r, s: m.sessions[id], req: req, g: g, last: last}
 	if plan := p.prepare(); plan.Kind != 0 {
 		return plan
 	}
@@ -286,7 +287,9 @@ func (p *planner) freeSpace() AllocPlan {
 	return p.command(0)
 }
 
-func (p *planner) ready(d *device) bool { return p.g.DeviceReady(d.id, d.Node, d.Generation) }
+func (p *planner) ready(d *device) bool {
+	return d.Generation != 0 && p.g.DeviceReady(d.id, d.Node, d.Generation)
+}
 
 // draining takes a region that is empty and on its way to free space.
 func (p *planner) draining() AllocPlan {

@@ -123,9 +123,9 @@ func (m *Machine) prefixRemove(slot Slot, x *entry) {
 	}
 }
 
-// eachPrefix calls fn with the entries of a prefix hash that live at a log time until it returns false. Which come first
+// eachPrefix calls fn with the live entries of a prefix hash until it returns false. Which come first
 // depends on the history of this process, so what is done with them must not.
-func (m *Machine) eachPrefix(ctx handle, hash, now uint64, fn func(s Slot, x *entry) bool) {
+func (m *Machine) eachPrefix(ctx handle, hash uint64, fn func(s Slot, x *entry) bool) {
 	s, ok := m.prefixes[m.prefixKey(ctx, hash)]
 	if !ok {
 		return
@@ -133,7 +133,7 @@ func (m *Machine) eachPrefix(ctx handle, hash, now uint64, fn func(s Slot, x *en
 	for s != None {
 		x := m.table.at(s)
 		next := x.pnext
-		if x.ctx == ctx && x.hash == hash && m.aliveAt(x, now) && !fn(s, x) {
+		if x.ctx == ctx && x.hash == hash && m.alive(x) && !fn(s, x) {
 			return
 		}
 		s = next
@@ -156,7 +156,7 @@ func (m *Machine) prefixParent(ctx handle, hash uint64, group uint32) Slot {
 
 func (m *Machine) oldest(ctx handle, hash uint64, match func(*entry) bool) (Slot, bool) {
 	best, birth := None, uint64(0)
-	m.eachPrefix(ctx, hash, m.head.now, func(s Slot, x *entry) bool {
+	m.eachPrefix(ctx, hash, func(s Slot, x *entry) bool {
 		if match(x) && (best == None || x.birth < birth) {
 			best, birth = s, x.birth
 		}
@@ -194,13 +194,14 @@ const MaxGroupMembers = 1024
 
 // PrefixMatch is Reading.PrefixMatch as of the last stamped log time.
 func (m *Machine) PrefixMatch(ctx *Context, hashes []uint64, members uint64, keys func(key []byte)) int {
-	return m.At(m.head.now).PrefixMatch(ctx, hashes, members, keys)
+	r := m.At(m.head.now)
+	return r.PrefixMatch(ctx, hashes, members, keys)
 }
 
 // PrefixMatch returns how many of the hashes, from the first on, are held without a gap. With members > 0 a block
 // counts only if all that many members of its group are held. keys, if not nil, is called with the key of one entry of
 // each matched block; the key is valid during the call.
-func (r Reading) PrefixMatch(ctx *Context, hashes []uint64, members uint64, keys func(key []byte)) int {
+func (r *Reading) PrefixMatch(ctx *Context, hashes []uint64, members uint64, keys func(key []byte)) int {
 	m := r.m
 	id, ok := m.contextIDs[*ctx]
 	if !ok || members > MaxGroupMembers {
@@ -219,11 +220,14 @@ func (r Reading) PrefixMatch(ctx *Context, hashes []uint64, members uint64, keys
 }
 
 // prefixHeld reports whether a block is held by all members of its group, and returns one entry of it.
-func (r Reading) prefixHeld(ctx handle, hash, members uint64) (Slot, bool) {
+func (r *Reading) prefixHeld(ctx handle, hash, members uint64) (Slot, bool) {
 	var seen [MaxGroupMembers / 64]uint64
 	count := uint64(0)
 	found, birth := None, uint64(0)
-	r.m.eachPrefix(ctx, hash, r.now, func(s Slot, x *entry) bool {
+	r.m.eachPrefix(ctx, hash, func(s Slot, x *entry) bool {
+		if r.over(x) {
+			return true
+		}
 		if found == None || x.birth < birth {
 			found, birth = s, x.birth
 		}

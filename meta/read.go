@@ -15,37 +15,64 @@ func (m *Machine) Tenant(name string) TenantID {
 }
 
 // Reading reads a Machine at a log time: entries whose time is over by then are not served. Like the Machine's own
-// methods it must not be used beside Apply.
+// methods it must not be used beside Apply, and only by one goroutine.
 type Reading struct {
-	m   *Machine
-	now uint64
+	m     *Machine
+	now   uint64
+	ahead bool
 }
 
 // At reads at a log time in milliseconds. A leader's own is ahead of the last stamped one, by which the Machine's own
-// methods go, for as long as nothing is logged; what is stamped next is not less than any that the leader read at.
-func (m *Machine) At(nowMS uint64) Reading { return Reading{m, max(nowMS, m.head.now)} }
+// methods go, for as long as nothing is logged.
+func (m *Machine) At(nowMS uint64) Reading { return Reading{m: m, now: max(nowMS, m.head.now)} }
+
+// Ahead reports whether something was passed over whose time is over at NowMS of the Reading, but not by what has been
+// logged. Nobody may be told so before a log entry is stamped with that time or a later one: the next leader, whose log
+// time goes on from what was stamped, would serve it again.
+func (r *Reading) Ahead() bool { return r.ahead }
+
+// NowMS is the log time that is read at.
+func (r *Reading) NowMS() uint64 { return r.now }
+
+// alive reports whether an entry may be served.
+func (r *Reading) alive(x *entry) bool { return r.m.alive(x) && !r.over(x) }
+
+// over reports whether the time of an entry is over, and notes if so: it is not by what has been logged.
+func (r *Reading) over(x *entry) bool {
+	if x.expires == 0 || x.expires > r.now {
+		return false
+	}
+	r.ahead = true
+	return true
+}
 
 // Find is Reading.Find as of the last stamped log time.
-func (m *Machine) Find(t TenantID, key []byte) (Slot, bool) { return m.At(m.head.now).Find(t, key) }
+func (m *Machine) Find(t TenantID, key []byte) (Slot, bool) {
+	r := m.At(m.head.now)
+	return r.Find(t, key)
+}
 
 // Find returns the slot of a tenant's key, if it may be served.
-func (r Reading) Find(t TenantID, key []byte) (Slot, bool) {
+func (r *Reading) Find(t TenantID, key []byte) (Slot, bool) {
 	m := r.m
 	if t.t == nil {
 		t.t = m.tenants[DefaultTenant]
 	}
 	s, ok := m.find(t.t, key)
-	if !ok || !m.aliveAt(m.table.at(s), r.now) {
+	if !ok || !r.alive(m.table.at(s)) {
 		return None, false
 	}
 	return s, true
 }
 
 // Live is Reading.Live as of the last stamped log time.
-func (m *Machine) Live(s Slot) bool { return m.At(m.head.now).Live(s) }
+func (m *Machine) Live(s Slot) bool {
+	r := m.At(m.head.now)
+	return r.Live(s)
+}
 
 // Live reports whether a slot holds an entry that may be served.
-func (r Reading) Live(s Slot) bool { return r.m.table.live(s) && r.m.aliveAt(r.m.table.at(s), r.now) }
+func (r *Reading) Live(s Slot) bool { return r.m.table.live(s) && r.alive(r.m.table.at(s)) }
 
 // Birth returns what tells an entry from others that had or will have its slot; 0 for a free slot.
 func (m *Machine) Birth(s Slot) uint64 {

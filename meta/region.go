@@ -1,6 +1,7 @@
 package meta
 
 import (
+	"cmp"
 	"encoding/binary"
 	"math/bits"
 	"slices"
@@ -106,7 +107,7 @@ func (m *Machine) give(r *region, pageSize uint64, s *session) {
 		m.disown(r)
 		r.owner = s
 		s.regions = append(s.regions, r)
-		slices.SortFunc(s.regions, func(a, b *region) int { return int(a.id) - int(b.id) })
+		slices.SortFunc(s.regions, func(a, b *region) int { return cmp.Compare(a.id, b.id) })
 	}
 	m.head.epochs++
 	r.epoch = m.head.epochs
@@ -256,7 +257,7 @@ func (m *Machine) freeRegion(r *region) {
 }
 
 func (r *region) appendKey(b []byte) []byte {
-	return binary.BigEndian.AppendUint32(append(b, recRegion), uint32(r.id))
+	return binary.BigEndian.AppendUint64(append(b, recRegion), uint64(r.id))
 }
 
 func (r *region) appendValue(b []byte) []byte {
@@ -275,7 +276,7 @@ func (r *region) appendValue(b []byte) []byte {
 
 // load reads a region; its device and owner are left to the caller, by id.
 func (r *region) load(key, value *decoder) {
-	r.id = RegionID(key.be32())
+	r.id = RegionID(key.be64())
 	r.state = RegionState(value.byte())
 	r.device = &device{id: DeviceID(value.u32())}
 	r.offset, r.length, r.pageSize, r.epoch = value.uvarint(), value.uvarint(), value.uvarint(), value.uvarint()

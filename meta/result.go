@@ -120,7 +120,7 @@ func (l *Location) appendTo(b []byte) []byte {
 }
 
 func (l *Location) decode(d *decoder) {
-	l.Region, l.Device = RegionID(d.u32()), DeviceID(d.u32())
+	l.Region, l.Device = RegionID(d.uvarint()), DeviceID(d.u32())
 	for _, v := range [...]*uint64{&l.RegionOffset, &l.RegionLength, &l.Epoch, &l.PageSize, &l.Offset, &l.Length} {
 		*v = d.uvarint()
 	}
@@ -137,7 +137,7 @@ func (p *Page) appendTo(b []byte) []byte {
 
 func (p *Page) decode(d *decoder) {
 	p.Key = d.bytes()
-	p.Slot, p.Region, p.Owner = d.u32(), RegionID(d.u32()), SessionID(d.uvarint())
+	p.Slot, p.Region, p.Owner = d.u32(), RegionID(d.uvarint()), SessionID(d.uvarint())
 	p.Offset, p.Length = d.uvarint(), d.uvarint()
 }
 

@@ -16,7 +16,7 @@ const None = policy.None
 type SessionID uint64
 
 // RegionID names a region for ever. 0 is no region.
-type RegionID uint32
+type RegionID uint64
 
 // DeviceID names a device for ever. 0 is no device.
 type DeviceID uint32
@@ -48,6 +48,8 @@ const (
 	MaxRemembered = 4 << 20
 	// MinPageSize is the smallest page, and the alignment of extents.
 	MinPageSize = 4096
+	// MaxIncarnation bounds the number of an incarnation, so that ids can begin with it.
+	MaxIncarnation = 1<<41 - 1
 	// MaxEntryBytes bounds one entry: lengths are kept in 32 bits.
 	MaxEntryBytes = 1<<32 - 1
 )

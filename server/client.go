@@ -41,7 +41,8 @@ type Client struct {
 	tenantGen uint64   // of which machine; 0 = unknown
 	tenantOf  *session // and for which session
 	sampled   int
-	named     bool // has asked for a session: a native client, which finds the leader by itself
+	asOf      uint64 // log time that the request being served has waited for; 0 = none
+	named     bool   // has asked for a session: a native client, which finds the leader by itself
 }
 
 // NewClient takes in a connection.

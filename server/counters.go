@@ -25,6 +25,7 @@ type Counters struct {
 	AllocReplans        atomic.Uint64 // plans that Apply found out of date
 	EarlyRevokes        atomic.Uint64 // regions asked for ahead of need: see Config.RevokeWatermark
 	CondemnedWaits      atomic.Uint64 // reads that waited for the outcome of an eviction
+	StampWaits          atomic.Uint64 // reads that waited for the log to say that an entry's time is over
 	RevokesSent         atomic.Uint64 // pushes, repetitions included
 	RevokesPending      atomic.Int64  // regions that wait for an answer
 	RegionsFenced       atomic.Int64  // regions of ended sessions whose processes may still write

@@ -177,11 +177,12 @@ func (d *devices) serveOne(ctx context.Context, cfg DeviceConfig) error {
 	case errors.Is(info.HeaderErr, cxl.ErrNoHeader):
 		return d.create(ctx, cfg, path, byPath)
 	case errors.Is(info.HeaderErr, cxl.ErrTruncated) && info.Header != nil && byPath != nil && d.ours(info.Header):
-		cfg.Force = true // the bytes are lost; the same file is made whole again under a new generation
+		// The bytes are lost; the same file is made whole again under a new generation.
+		cfg.Force = cfg.Force || byPath.Generation != 0
 		return d.create(ctx, cfg, path, byPath)
 	case info.HeaderErr != nil || !d.ours(info.Header):
 		if cfg.Force {
-			return d.create(ctx, cfg, path, byPath)
+			return d.discard(ctx, cfg, path, byPath, info)
 		}
 		if info.HeaderErr == nil {
 			return &cxl.ForeignError{
@@ -215,17 +216,31 @@ func (d *devices) ours(h *cxl.Header) bool {
 	return known && h.Pool == id
 }
 
-// create formats a device that is blank, or whose content is given up, and logs it: as a new one, or, if the index
-// knows a device there, as the same with a new generation.
+// create formats a device that is blank, or whose content is given up.
 func (d *devices) create(ctx context.Context, cfg DeviceConfig, path string, old *meta.DeviceInfo) error {
 	opts, err := d.options(cfg)
 	if err != nil {
 		return err
 	}
-	opts.Generation = d.s.master.cfg.Random() | 1
 	if strings.HasPrefix(path, cxl.MemFDPrefix) {
 		return d.createMemFD(ctx, cfg, path, opts, old)
 	}
+	fenced := true // what the index never knew, nobody was given
+	if old != nil {
+		if fenced, err = replaceFile(path); err == nil && !fenced {
+			fenced, err = d.fencedInPlace(old, cfg)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return d.format(ctx, cfg, path, opts, old, fenced)
+}
+
+// format logs a device, as a new one or, if the index knows it, as the same with a new generation, and formats it.
+func (d *devices) format(
+	ctx context.Context, cfg DeviceConfig, path string, opts cxl.Options, old *meta.DeviceInfo, fenced bool,
+) error {
 	if old != nil {
 		raw, err := hex.DecodeString(old.UUID)
 		if err != nil || len(raw) != len(opts.Device) {
@@ -233,11 +248,7 @@ func (d *devices) create(ctx context.Context, cfg DeviceConfig, path string, old
 		}
 		copy(opts.Device[:], raw)
 		opts.DeviceID = uint64(old.ID)
-		fenced, err := d.replaceFile(old, path)
-		if err != nil {
-			return err
-		}
-		if err := d.retire(ctx, old, opts.Generation, path, cfg, fenced); err != nil {
+		if err := d.retire(ctx, old, opts.Generation, path, opts.Size, fenced); err != nil {
 			return err
 		}
 	} else {
@@ -247,12 +258,7 @@ func (d *devices) create(ctx context.Context, cfg DeviceConfig, path string, old
 		}
 		opts.DeviceID = id
 	}
-	d.mu.Lock()
-	if held := d.open[cfg.Path]; held != nil {
-		_ = held.Close() // it is another inode, or was truncated; its content is given up
-		delete(d.open, cfg.Path)
-	}
-	d.mu.Unlock()
+	d.letGo(cfg.Path)
 	dev, err := cxl.Create(path, opts)
 	if err != nil {
 		return err
@@ -263,10 +269,43 @@ func (d *devices) create(ctx context.Context, cfg DeviceConfig, path string, old
 	return nil
 }
 
-// replaceFile removes what is left of a pool file, so that what is formatted is a new inode, which no client has mapped.
-// It reports whether nobody can write to what will be there: a device cannot be replaced, and is safe only if the host
-// has been restarted since.
-func (d *devices) replaceFile(old *meta.DeviceInfo, path string) (fenced bool, err error) {
+// letGo closes a device that is another inode now, or was truncated, or whose content is given up.
+func (d *devices) letGo(path string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if held := d.open[path]; held != nil {
+		_ = held.Close() // as above
+		delete(d.open, path)
+	}
+}
+
+// discard formats what an operator says is not needed any more, whatever it is, unless another server uses it. It may be
+// a device of this pool that an index which was restored does not know, so a file is replaced.
+func (d *devices) discard(
+	ctx context.Context, cfg DeviceConfig, path string, old *meta.DeviceInfo, info *cxl.Info,
+) error {
+	d.letGo(cfg.Path)
+	dev, err := cxl.Open(path, cxl.Expect{Claim: true, Force: true})
+	if errors.Is(err, cxl.ErrClaimed) {
+		return err
+	}
+	if dev != nil {
+		if err := dev.Close(); err != nil {
+			return err
+		}
+	}
+	if cfg.Size == 0 {
+		cfg.Size = Size(info.Size) &^ (64<<10 - 1) //nolint:gosec // not negative
+	}
+	if _, err := replaceFile(path); err != nil {
+		return err
+	}
+	return d.create(ctx, cfg, path, old)
+}
+
+// replaceFile removes what is left of a pool file, so that what is formatted is a new inode, which no client has mapped:
+// nobody who could write to the old bytes can write to the new ones. It returns false for what cannot be replaced.
+func replaceFile(path string) (replaced bool, err error) {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
@@ -274,12 +313,68 @@ func (d *devices) replaceFile(old *meta.DeviceInfo, path string) (fenced bool, e
 	case err != nil:
 		return false, fmt.Errorf("look at the pool device: %w", err)
 	case !info.Mode().IsRegular():
-		return old.BootID != d.boot, nil
+		return false, nil
 	}
 	if err := os.Remove(path); err != nil {
 		return false, fmt.Errorf("replace the pool file: %w", err)
 	}
 	return true, nil
+}
+
+// errUnfenced says why a device stays out of service after a restore.
+var errUnfenced = errors.New("the index was restored, and does not know who of before still writes to this device, " +
+	"which cannot be replaced as a file can: stop every client of before, on all hosts, then start once with force")
+
+// fencedInPlace reports whether nobody of before can write to a device that cannot be replaced and whose header is gone:
+// its memory was without power since the index last knew of it. If the index has been restored since, only an operator
+// can say so.
+func (d *devices) fencedInPlace(old *meta.DeviceInfo, cfg DeviceConfig) (bool, error) {
+	if old.Generation != 0 {
+		return old.Volatile && old.BootID != d.boot, nil
+	}
+	if !cfg.Force {
+		return false, errUnfenced
+	}
+	return true, nil
+}
+
+// renew takes a device into service that carries this pool's header, and of which the index cannot say who may still
+// write to it: it was restored and has a new incarnation, or does not know the device at all. What lies there is given
+// up, and the device made a new one for everybody who has mapped it.
+func (d *devices) renew(
+	ctx context.Context, cfg DeviceConfig, path string, old *meta.DeviceInfo, info *cxl.Info,
+) error {
+	cfg.Size = Size(info.Header.Size)
+	opts, err := d.options(cfg)
+	if err != nil {
+		return err
+	}
+	replaced, err := replaceFile(path)
+	if err != nil {
+		return err
+	}
+	if !replaced {
+		// The header was written by whoever served the device last, whether the index knows of that or not. Nothing is left
+		// of a device that this incarnation has dropped.
+		dropped := old == nil && info.Header.Incarnation == d.s.master.incarnation()
+		if !info.Lost && !dropped && !cfg.Force {
+			return errUnfenced
+		}
+		opts.Force = true
+	}
+	return d.format(ctx, cfg, path, opts, old, true)
+}
+
+// elsewhere returns an error if the index says that a device of another host is in service, which this one, having the
+// same uuid, must be.
+func (d *devices) elsewhere(uuid string) error {
+	for _, x := range d.s.master.Devices() {
+		if x.UUID == uuid && x.Node != d.host && x.Generation != 0 {
+			return fmt.Errorf("it is in service as device %d of host %s: leave it to the servers there, or drop it there first",
+				x.ID, x.Node)
+		}
+	}
+	return nil
 }
 
 // createMemFD makes anonymous memory, whose path is known only afterwards. What is not in the log yet is of no use to
@@ -300,7 +395,7 @@ func (d *devices) createMemFD(
 	}
 	d.keep(cfg.Path, dev)
 	if old != nil {
-		return d.retire(ctx, old, opts.Generation, dev.SharePath(), cfg, true)
+		return d.retire(ctx, old, opts.Generation, dev.SharePath(), opts.Size, true)
 	}
 	_, err = d.add(ctx, cfg, dev.SharePath(), opts)
 	return err
@@ -315,6 +410,7 @@ func (d *devices) options(cfg DeviceConfig) (cxl.Options, error) {
 	o := cxl.Options{
 		Size: int64(cfg.Size), Coherence: coherence, Force: cfg.Force, Incarnation: d.s.master.incarnation(), //nolint:gosec // checked by Validate
 	}
+	o.Generation = d.s.master.cfg.Random() | 1
 	o.Pool, _ = d.s.poolID()
 	o.Device = d.s.master.randomID()
 	copy(o.Device[:8], o.Pool[:8])
@@ -355,12 +451,12 @@ func (d *devices) volatile(path string) bool {
 // retire logs a new generation for a device whose bytes are lost. fenced says that no earlier client can reach the new
 // bytes: they are of another boot, or another inode.
 func (d *devices) retire(
-	ctx context.Context, old *meta.DeviceInfo, generation uint64, path string, cfg DeviceConfig, fenced bool,
+	ctx context.Context, old *meta.DeviceInfo, generation uint64, path string, size int64, fenced bool,
 ) error {
 	d.s.logger.Warn("the bytes of a pool device may be lost: what lay there is dropped",
 		slog.String("path", path), slog.Uint64("device", uint64(old.ID)))
 	_, err := d.s.do(ctx, &meta.Retire{
-		Device: old.ID, Generation: generation, BootID: d.boot, Path: path, Size: uint64(cfg.Size), Fenced: fenced,
+		Device: old.ID, Generation: generation, BootID: d.boot, Path: path, Size: uint64(size), Fenced: fenced, //nolint:gosec // not negative
 	})
 	return err
 }
@@ -376,6 +472,11 @@ func (d *devices) reopen(ctx context.Context, cfg DeviceConfig, path string, inf
 	h := info.Header
 	uuid := hexID(h.Device)
 	x := d.registered(func(x *meta.DeviceInfo) bool { return x.UUID == uuid })
+	if x == nil {
+		if err := d.elsewhere(uuid); err != nil {
+			return err
+		}
+	}
 	sound := x != nil && x.Generation == h.Generation && !info.Lost && x.Path == path
 	dev, err := cxl.Open(path, cxl.Expect{Pool: h.Pool, Device: h.Device, Claim: true, Force: cfg.Force})
 	if errors.Is(err, cxl.ErrClaimed) && sound {
@@ -388,6 +489,12 @@ func (d *devices) reopen(ctx context.Context, cfg DeviceConfig, path string, inf
 	if err != nil {
 		return err
 	}
+	if x == nil || x.Generation == 0 {
+		if err := dev.Close(); err != nil { // that it could be claimed says that no other server uses it
+			return err
+		}
+		return d.renew(ctx, cfg, path, x, info)
+	}
 	d.mu.Lock()
 	held := d.open[cfg.Path]
 	d.open[cfg.Path] = dev
@@ -399,17 +506,8 @@ func (d *devices) reopen(ctx context.Context, cfg DeviceConfig, path string, inf
 		return nil
 	}
 	generation := d.s.master.cfg.Random() | 1
-	if x == nil {
-		// The index does not know it: it was dropped, or the index is older than the device.
-		o := cxl.Options{Device: h.Device, Size: int64(h.Size), Generation: generation} //nolint:gosec // checked by cxl
-		if _, err := d.add(ctx, cfg, path, o); err != nil {
-			return err
-		}
-	} else {
-		cfg.Size = Size(h.Size)
-		if err := d.retire(ctx, x, generation, path, cfg, info.Lost); err != nil {
-			return err
-		}
+	if err := d.retire(ctx, x, generation, path, int64(h.Size), info.Lost); err != nil { //nolint:gosec // checked by cxl
+		return err
 	}
 	return dev.SetGeneration(generation, d.s.master.incarnation())
 }

@@ -74,6 +74,9 @@ type MasterConfig struct {
 	// DeviceReady reports whether a device shows the generation that the index has for it: no region is given on one that
 	// does not yet. It must not block. nil = all do.
 	DeviceReady func(d meta.DeviceID, node string, generation uint64) bool
+	// Restored says that the store was made from a snapshot, whose pool went on without it: until a NewIncarnation has
+	// been applied a leader serves nothing, and takes no command but what a pool begins with.
+	Restored bool
 	// Random returns 64 random bits.
 	Random func() uint64
 
@@ -135,6 +138,7 @@ type Master struct {
 	parked   []*request // REQUEST_ALLOCs that wait for a victim
 	retry    bool       // parked requests should be planned again
 	settled  chan struct{}
+	stampMS  uint64 // log time that a group is to be stamped with at least, also if there is nothing else to log
 	sessions map[meta.SessionID]*session
 	revokes  map[meta.RegionID]*revoke
 	drains   map[meta.RegionID]int64 // draining regions: since when this leader knows
@@ -142,10 +146,13 @@ type Master struct {
 	house    housekeeping
 
 	serving atomic.Bool   // leading, for readers that hold no lock
-	term64  atomic.Uint64 // the term, while serving
-	elected atomic.Pointer[election]
-	parkedN atomic.Int64
-	reports reports
+	term64  atomic.Uint64 // the term, while leading
+	// restored says that the index may be older than the pool, until it has a new incarnation: nothing is served.
+	restored  atomic.Bool
+	stampless atomic.Int64 // until when reads do not ask for stamps, since the log took none
+	elected   atomic.Pointer[election]
+	parkedN   atomic.Int64
+	reports   reports
 	// answering is how many requests the last group answered and others that waited then: negative once all answers
 	// have been sent, so that one word tells.
 	answering atomic.Int64
@@ -187,6 +194,7 @@ func NewMaster(cfg MasterConfig) (*Master, error) {
 		settled: make(chan struct{}),
 	}
 	m.leases.touches.perSec = float64(cfg.TouchBudget)
+	m.restored.Store(cfg.Restored)
 	m.leases.reset(0, 0)
 	m.lastFlush = m.now()
 	return m, nil
@@ -198,7 +206,10 @@ func (m *Master) now() int64 { return m.cfg.Clock.Boottime() }
 // Serving reports whether this member leads and has applied an entry of its own term.
 func (m *Master) Serving() bool { return m.serving.Load() }
 
-// Term returns the term in which this member serves as leader, 0 if it does not.
+// barred reports whether this member leads, but must not serve yet: see MasterConfig.Restored.
+func (m *Master) barred() bool { return m.restored.Load() && m.term64.Load() != 0 }
+
+// Term returns the term in which this member leads, 0 if it does not.
 func (m *Master) Term() uint64 { return m.term64.Load() }
 
 // Applied implements raft.Machine.
@@ -214,7 +225,9 @@ func (m *Master) Apply(index, term uint64, data []byte) error {
 	g := m.ours(index, term, len(data) > 0)
 	m.results.WantEffects = m.serving.Load()
 	m.state.Lock()
+	incarnation := m.machine.Incarnation()
 	err := m.machine.Apply(index, data, &m.results)
+	renewed := m.machine.Incarnation() != incarnation
 	if err != nil {
 		m.state.Unlock()
 		return fmt.Errorf("server: %w", err)
@@ -227,6 +240,9 @@ func (m *Master) Apply(index, term uint64, data []byte) error {
 		m.leases.mu.Unlock()
 	} else {
 		m.state.Unlock()
+	}
+	if renewed {
+		m.unbar()
 	}
 	if g != nil {
 		m.finish(g)
@@ -299,9 +315,28 @@ func (m *Master) OnLeadership(leads bool, term uint64) {
 	m.mu.Unlock()
 	m.state.RUnlock()
 	m.term64.Store(term)
-	m.serving.Store(true)
+	m.serving.Store(!m.restored.Load())
 	m.cfg.Logger.Info("leading", slog.Uint64("term", term))
 	m.cfg.Wake()
+}
+
+// unbar takes note that an index which was restored has its new incarnation: from here on a leader serves it. Nothing of
+// before is left, so there are no sessions to take over. It is called by Apply.
+func (m *Master) unbar() {
+	if !m.restored.Swap(false) {
+		return
+	}
+	m.state.RLock()
+	m.mu.Lock()
+	leads := m.leading
+	if leads {
+		now := m.now()
+		m.adoptSessions(now)
+		m.adoptRegions(now)
+	}
+	m.serving.Store(leads)
+	m.mu.Unlock()
+	m.state.RUnlock()
 }
 
 // resign ends the term: the outcome of what is on its way is unknown, and its requests are answered so.
@@ -311,13 +346,14 @@ func (m *Master) resign() {
 	m.mu.Lock()
 	was := m.leading
 	m.leading = false
+	m.serving.Store(false) // unbar may have come in between
 	lost := append([]*request(nil), m.queue...)
 	lost = append(lost, m.parked...)
 	for _, g := range m.groups {
 		lost = append(lost, g.members...)
 	}
 	m.groups = nil
-	m.queue, m.parked, m.queued = nil, nil, 0
+	m.queue, m.parked, m.queued, m.stampMS = nil, nil, 0, 0
 	clear(m.inflight)
 	clear(m.revokes)
 	clear(m.drains)
@@ -345,11 +381,14 @@ func (m *Master) announce() {
 	m.settled = make(chan struct{})
 }
 
-// Settled returns a channel that is closed when a group that is on its way now has been applied or lost.
+// Settled returns a channel that is closed when a group that is on its way now, or due for its stamp, has been applied
+// or lost.
 func (m *Master) Settled() <-chan struct{} {
+	m.state.RLock()
+	defer m.state.RUnlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.groups) == 0 {
+	if len(m.groups) == 0 && m.stampMS <= m.machine.NowMS() {
 		return closedChannel
 	}
 	return m.settled

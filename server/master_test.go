@@ -33,6 +33,8 @@ type rig struct {
 	random  uint64
 	dead    map[uint64]bool // processes, by pid
 	refuse  error           // of Propose
+	config  MasterConfig
+	store   *raft.Store
 	clients []*testClient
 }
 
@@ -42,7 +44,8 @@ func newRig(t *testing.T) *rig {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, store.Close()) })
 	r := &rig{t: t, clock: &fakeClock{now: 1e9}, dead: map[uint64]bool{}}
-	r.m, err = NewMaster(MasterConfig{
+	r.store = store
+	r.config = MasterConfig{
 		Clock: r.clock, Store: store.State(), Logger: slog.New(slog.DiscardHandler), Counters: &Counters{},
 		Propose: func(_ uint64, data []byte) (uint64, uint64, error) {
 			if r.refuse != nil {
@@ -61,7 +64,8 @@ func newRig(t *testing.T) *rig {
 		MaxLease: time.Second, DefaultLease: 500 * time.Millisecond, SessionTTL: 10 * time.Second,
 		FlushInterval: time.Second, TouchInterval: 200 * time.Millisecond, TouchBudget: 1_000_000,
 		AllocTimeout: 2 * time.Second,
-	})
+	}
+	r.m, err = NewMaster(r.config)
 	require.NoError(t, err)
 	r.elect()
 	r.do(&meta.SetSettings{Settings: meta.Settings{
@@ -192,10 +196,25 @@ func (c *testClient) send(t protocol.Type, body []byte) uint32 {
 	c.seq++
 	h := protocol.Header{Type: t, Sequence: c.seq, Length: uint32(len(body))}
 	out, outcome := c.r.m.Serve(c.c, h, body, nil, c.r.clock.now)
+	if outcome == Blocked { // as a connection does
+		settled := c.r.m.Settled()
+		c.r.settle()
+		requireClosed(c.r.t, settled)
+		out, outcome = c.r.m.Serve(c.c, h, body, out, c.r.clock.now)
+	}
 	require.Equal(c.r.t, Served, outcome)
 	c.out = append(c.out, out...)
 	c.Flush()
 	return c.seq
+}
+
+func requireClosed(t *testing.T, ch <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-ch:
+	default:
+		require.Fail(t, "what is waited for has not come")
+	}
 }
 
 // answer takes the reply to seq out of the frames, nil if it has not come.

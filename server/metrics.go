@@ -64,6 +64,7 @@ func (m *metrics) collectCounters(e emitter, c *Counters) {
 		{"alloc_timeouts_total", "Allocations that were answered PENDING.", c.AllocTimeouts.Load()},
 		{"alloc_replans_total", "Evictions that were planned again because their victims had gone.", c.AllocReplans.Load()},
 		{"early_revokes_total", "Regions asked of live clients ahead of need, by revoke_watermark.", c.EarlyRevokes.Load()},
+		{"stamp_waits_total", "Reads that waited for the log to say that an entry's time is over.", c.StampWaits.Load()},
 		{"condemned_waits_total", "Lookups that waited for the outcome of an eviction.", c.CondemnedWaits.Load()},
 		{"revokes_sent_total", "Requests to clients to give up a region, repetitions included.", c.RevokesSent.Load()},
 		{"freed_pages_pushed_total", "Pages that owners were told are free.", c.FreedPushed.Load()},

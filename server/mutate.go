@@ -67,7 +67,7 @@ func (m *Master) mutate(c *Client, sc *scratch, h protocol.Header, payload, out 
 	case protocol.TypeReturnAlloc:
 		var req protocol.ReturnAllocRequest
 		err = req.Decode(payload)
-		mut, cmd = req.Mutation, &meta.ReturnRegion{Region: regionID(req.RegionID)}
+		mut, cmd = req.Mutation, &meta.ReturnRegion{Region: meta.RegionID(req.RegionID)}
 		if session == 0 && err == nil {
 			session = m.implicitSession(req.InstanceID)
 			mut = protocol.Mutation{}
@@ -86,7 +86,7 @@ func (m *Master) mutate(c *Client, sc *scratch, h protocol.Header, payload, out 
 	case protocol.TypeRevokeDone:
 		var req protocol.RevokeDoneRequest
 		err = req.Decode(payload)
-		mut, cmd = req.Mutation, &meta.RevokeDone{Region: regionID(req.RegionID), Epoch: req.Epoch}
+		mut, cmd = req.Mutation, &meta.RevokeDone{Region: meta.RegionID(req.RegionID), Epoch: req.Epoch}
 	default:
 		return m.refuse(out, h, &protocol.Error{
 			Code: protocol.CodeUnsupported, Message: "this server does not know the message type " + h.Type.String(),
@@ -117,14 +117,6 @@ func needsSession(t protocol.Type) bool {
 	default:
 		return false
 	}
-}
-
-// regionID converts a region's id from the wire; one that cannot be is nobody's.
-func regionID(id uint64) meta.RegionID {
-	if id > 1<<32-1 {
-		return 0
-	}
-	return meta.RegionID(id)
 }
 
 // pinCommand makes the command for the PIN and UNPIN in sc.keys.
@@ -299,6 +291,10 @@ const maxRetries = 16
 // the one that learns that leadership is lost, with CodeUnavailable or CodeNotLeader if the outcome is unknown. It
 // must not block.
 func (m *Master) Do(cmd meta.Command, done func(code protocol.Code, result []byte)) error {
+	if k := cmd.Kind(); m.barred() && k != meta.KindIncarnation && k != meta.KindSettings {
+		f := m.notLeader()
+		return &f
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.do(cmd, done)

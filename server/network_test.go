@@ -110,7 +110,7 @@ func TestWrongRegistrationsAreRefused(t *testing.T) {
 		"overlap":        {func(e *protocol.RegisterEntry) { e.KVOffset = 0 }, protocol.CodeOverlap},
 		"misaligned":     {func(e *protocol.RegisterEntry) { e.KVOffset++ }, protocol.CodeMisaligned},
 		"stale epoch":    {func(e *protocol.RegisterEntry) { e.Epoch++ }, protocol.CodeStaleEpoch},
-		"no such region": {func(e *protocol.RegisterEntry) { e.RegionID = 1 << 40 }, protocol.CodeBadRequest},
+		"no such region": {func(e *protocol.RegisterEntry) { e.RegionID = 1 << 40 }, protocol.CodeStaleEpoch},
 		"empty":          {func(e *protocol.RegisterEntry) { e.KVLength = 0 }, protocol.CodeBadRequest},
 	} {
 		t.Run(name, func(t *testing.T) {

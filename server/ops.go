@@ -227,7 +227,8 @@ func (s *Server) Keys(prefix []byte, cursor uint64, limit int) (keys []KeyStatus
 	m := s.master
 	m.state.RLock()
 	defer m.state.RUnlock()
-	next = m.machine.At(m.presentMS()).ListKeys("", prefix, cursor, min(max(limit, 1), maxKeyPage), func(slot meta.Slot) {
+	at := m.machine.At(m.presentMS())
+	next = at.ListKeys("", prefix, cursor, min(max(limit, 1), maxKeyPage), func(slot meta.Slot) {
 		info := m.machine.Entry(slot)
 		k := KeyStatus{Key: string(m.machine.Key(slot)), Location: info.Location, Class: info.Class.String()}
 		if info.Class == meta.ClassHard {
@@ -278,6 +279,11 @@ func (s *Server) SetSettings(ctx context.Context, change func(*meta.Settings)) e
 func (s *Server) AddMember(ctx context.Context, m NewMember) (uint64, error) {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
+	if s.master.barred() { // one that joined now could come to lead, and not know that its index is out of date
+		return 0, &protocol.Error{
+			Code: protocol.CodeUnavailable, Message: "the restored index has no incarnation of its own yet: retry",
+		}
+	}
 	if m.ID == 0 {
 		m.ID = raft.NewMemberID()
 	}

@@ -114,6 +114,9 @@ func (m *Master) pumpOnce(g *group, data []byte) bool {
 		return true
 	}
 	m.groups = slices.Delete(m.groups, on, on+1)
+	// What is over by this leader's clock only counts as held for a while: reads go on though the log does not.
+	m.stampMS = 0
+	m.stampless.Store(m.now() + int64(busyRetry))
 	m.release(g)
 	for _, r := range g.members {
 		m.forget(r)
@@ -166,7 +169,8 @@ func (m *Master) build() (*group, []byte) {
 	m.requeueParked(now)
 	m.leases.mu.Lock()
 	defer m.leases.mu.Unlock()
-	if len(m.queue) == 0 && !m.touchesDue(now) {
+	stamp := m.stampMS > m.machine.NowMS()
+	if len(m.queue) == 0 && !m.touchesDue(now) && !stamp {
 		return nil, nil
 	}
 	touches := m.leases.takeTouches()
@@ -174,7 +178,7 @@ func (m *Master) build() (*group, []byte) {
 	g := &group{term: m.term, began: now, touched: true}
 	data := meta.BeginGroup(make([]byte, 0, m.groupSize(len(touches))), m.logTime(now), touches)
 	data = m.fill(g, data, func(r *request, data []byte) []byte { return m.addTo(g, r, data, now) })
-	if len(g.members) == 0 && len(g.spans) == 0 && len(touches) == 0 {
+	if len(g.members) == 0 && len(g.spans) == 0 && len(touches) == 0 && !stamp {
 		m.leases.settleTouches()
 		return nil, nil // all of them wait for a victim
 	}

@@ -16,8 +16,8 @@ type Outcome uint8
 const (
 	// Served means that the reply has been appended, or will be sent later.
 	Served Outcome = iota
-	// Blocked means that an entry in question is about to be evicted: wait for Settled, and serve the same frame again.
-	// Nothing was appended.
+	// Blocked means that an entry in question is about to be evicted, or that its time is over and the log must say so
+	// first: wait for Settled, and serve the same frame again. Nothing was appended.
 	Blocked
 	// Fatal means that the connection must be closed after what was appended has been sent.
 	Fatal
@@ -112,19 +112,21 @@ func (m *Master) refuseErr(out []byte, h protocol.Header, err error) []byte {
 func (m *Master) serve(
 	c *Client, sc *scratch, h protocol.Header, payload, out []byte, now int64,
 ) ([]byte, Outcome) {
-	if AccessOf(h.Type) == AccessLeader && !m.leads(c) && h.Type.Known() && h.Type != protocol.TypeHandshake {
+	access := AccessOf(h.Type)
+	if access == AccessLeader && !m.leads(c) && h.Type.Known() && h.Type != protocol.TypeHandshake ||
+		access == AccessRead && m.barred() {
 		f := m.notLeader()
 		return m.refuse(out, h, &f), Served
 	}
 	switch h.Type {
 	case protocol.TypeExists, protocol.TypeBatchExists:
-		return m.exists(c, sc, h, payload, out, now), Served
+		return m.exists(c, sc, h, payload, out, now)
 	case protocol.TypeRenew, protocol.TypeRelease:
 		return m.serveLeases(c, sc, h, payload, out, now)
 	case protocol.TypePrefixMatch:
-		return m.prefixMatch(c, sc, h, payload, out, now), Served
+		return m.prefixMatch(c, sc, h, payload, out, now)
 	case protocol.TypeListKeys:
-		return m.listKeys(c, h, payload, out, now), Served
+		return m.listKeys(c, h, payload, out, now)
 	case protocol.TypeListAllocations:
 		return m.listAllocations(h, payload, out), Served
 	case protocol.TypeGetStats:
@@ -186,7 +188,12 @@ func (m *Master) serveLookup(c *Client, h protocol.Header, payload, out []byte, 
 	lease := m.leaseFor(c, req.LeaseMS)
 	releases := len(req.Release) > 0
 	m.state.RLock()
-	hits := m.findAll(c, sc, now)
+	at := m.reading(c, now)
+	hits := m.findAll(c, sc, &at)
+	if at.Ahead() {
+		m.state.RUnlock()
+		return out, m.stamp(c, &at)
+	}
 	ok := m.grantAll(sc, now, now+int64(lease), uint64(lease/time.Millisecond), c.native()) //nolint:gosec // not negative
 	m.state.RUnlock()
 	if releases {
@@ -202,13 +209,32 @@ func (m *Master) serveLookup(c *Client, h protocol.Header, payload, out []byte, 
 }
 
 // reading is the index as a connection's reads see it: a leader's at the log time that it would stamp now, so that what
-// has expired is gone also while nothing is logged; another member's at the last stamped one, since it has no clock of
-// its own to move that on. The caller holds state.
+// has expired is gone also while nothing is logged, unless the log takes no stamps at the moment; another member's at the
+// last stamped one, since it has no clock of its own to move that on. What is Ahead must not be answered: see stamp. The
+// caller holds state.
 func (m *Master) reading(c *Client, now int64) meta.Reading {
-	if m.leads(c) {
+	asOf := c.asOf
+	c.asOf = 0
+	switch {
+	case !m.leads(c) || now < m.stampless.Load():
+		return m.machine.At(m.machine.NowMS())
+	case asOf != 0:
+		return m.machine.At(asOf) // it has waited for that stamp: not again for what was over meanwhile
+	default:
 		return m.machine.At(m.logTime(now))
 	}
-	return m.machine.At(m.machine.NowMS())
+}
+
+// stamp has the log time of a reading logged, if it is ahead of what is, so that what has been answered as over stays so
+// under every later leader. It reports Blocked, for the caller of Serve to wait for that.
+func (m *Master) stamp(c *Client, at *meta.Reading) Outcome {
+	c.asOf = at.NowMS()
+	m.mu.Lock()
+	m.stampMS = max(m.stampMS, at.NowMS())
+	m.mu.Unlock()
+	m.n.StampWaits.Add(1)
+	m.cfg.Wake()
+	return Blocked
 }
 
 // presentMS is the log time that operators see: see reading. The caller holds state.
@@ -220,9 +246,9 @@ func (m *Master) presentMS() uint64 {
 }
 
 // findAll looks the keys up and fills in results and slots; it returns how many were found. The caller holds state.
-func (m *Master) findAll(c *Client, sc *scratch, now int64) (hits int) {
+func (m *Master) findAll(c *Client, sc *scratch, at *meta.Reading) (hits int) {
 	sc.results, sc.slots = sc.results[:0], sc.slots[:0]
-	sc.slots = m.reading(c, now).FindAll(c.tenantID(m), sc.lookup.Keys, sc.lookup.StopAtMiss, sc.slots)
+	sc.slots = at.FindAll(c.tenantID(m), sc.lookup.Keys, sc.lookup.StopAtMiss, sc.slots)
 	var l meta.Location
 	for _, slot := range sc.slots {
 		if slot == meta.None {
@@ -256,7 +282,7 @@ func (m *Master) grantAll(sc *scratch, now, until int64, leaseMS uint64, named b
 	}
 	if marks&slotCondemned != 0 || l.condemned > 0 {
 		for i, slot := range sc.slots {
-			if slot != meta.None && l.blocked(slot, meta.RegionID(sc.results[i].RegionID)) { //nolint:gosec // from a RegionID
+			if slot != meta.None && l.blocked(slot, meta.RegionID(sc.results[i].RegionID)) {
 				l.mu.Unlock()
 				return false
 			}
@@ -267,7 +293,7 @@ func (m *Master) grantAll(sc *scratch, now, until int64, leaseMS uint64, named b
 			continue
 		}
 		r := &sc.results[i]
-		lease := l.grant(slot, meta.RegionID(r.RegionID), now, until) //nolint:gosec // from a RegionID
+		lease := l.grant(slot, meta.RegionID(r.RegionID), now, until)
 		if named {
 			r.Lease, r.LeaseMS = lease, leaseMS
 		}
@@ -305,10 +331,12 @@ func appendLookup(out []byte, h protocol.Header, results []protocol.LookupResult
 }
 
 // exists serves EXISTS_KV and BATCH_EXISTS_KV. It promises nothing and does not count as a use.
-func (m *Master) exists(c *Client, sc *scratch, h protocol.Header, payload, out []byte, now int64) []byte {
+func (m *Master) exists(
+	c *Client, sc *scratch, h protocol.Header, payload, out []byte, now int64,
+) ([]byte, Outcome) {
 	req := &sc.keys
 	if err := req.DecodeAs(payload, h.Type); err != nil {
-		return m.refuseErr(out, h, err)
+		return m.refuseErr(out, h, err), Served
 	}
 	sc.bools = sc.bools[:0]
 	m.state.RLock()
@@ -318,9 +346,12 @@ func (m *Master) exists(c *Client, sc *scratch, h protocol.Header, payload, out 
 		sc.bools = append(sc.bools, ok)
 	}
 	m.state.RUnlock()
+	if at.Ahead() {
+		return out, m.stamp(c, &at)
+	}
 	b, mark := protocol.BeginReply(out, h)
 	reply := protocol.KeysReply{Results: sc.bools}
-	return protocol.EndFrame(reply.AppendAs(b, h.Type), mark)
+	return protocol.EndFrame(reply.AppendAs(b, h.Type), mark), Served
 }
 
 // serveLeases serves RENEW and RELEASE.
@@ -354,6 +385,9 @@ func (m *Master) serveLeases(
 	}
 	m.leases.mu.Unlock()
 	m.state.RUnlock()
+	if at.Ahead() { // not of a RELEASE: nothing has been done but to renew the leases of others, which may be done again
+		return out, m.stamp(c, &at)
+	}
 	if h.Type == protocol.TypeRelease {
 		m.wakeParked()
 	}
@@ -363,13 +397,15 @@ func (m *Master) serveLeases(
 }
 
 // prefixMatch serves PREFIX_MATCH.
-func (m *Master) prefixMatch(c *Client, sc *scratch, h protocol.Header, payload, out []byte, now int64) []byte {
+func (m *Master) prefixMatch(
+	c *Client, sc *scratch, h protocol.Header, payload, out []byte, now int64,
+) ([]byte, Outcome) {
 	req := &sc.prefix
 	if err := req.Decode(payload); err != nil {
-		return m.refuseErr(out, h, err)
+		return m.refuseErr(out, h, err), Served
 	}
 	if req.Members > meta.MaxGroupMembers {
-		return m.refuse(out, h, &protocol.Error{Code: protocol.CodeBadRequest, Message: "members is over 1024"})
+		return m.refuse(out, h, &protocol.Error{Code: protocol.CodeBadRequest, Message: "members is over 1024"}), Served
 	}
 	ctx := meta.Context{
 		Tenant: c.tenantName(), Model: req.Context.Model, LoRA: req.Context.LoRA, Salt: req.Context.Salt,
@@ -381,20 +417,24 @@ func (m *Master) prefixMatch(c *Client, sc *scratch, h protocol.Header, payload,
 		collect = func(key []byte) { reply.Keys = append(reply.Keys, append([]byte(nil), key...)) }
 	}
 	m.state.RLock()
-	reply.Matched = uint64(m.reading(c, now).PrefixMatch(&ctx, req.Hashes, req.Members, collect)) //nolint:gosec // not negative
+	at := m.reading(c, now)
+	reply.Matched = uint64(at.PrefixMatch(&ctx, req.Hashes, req.Members, collect)) //nolint:gosec // not negative
 	m.state.RUnlock()
+	if at.Ahead() {
+		return out, m.stamp(c, &at)
+	}
 	b, mark := protocol.BeginReply(out, h)
-	return protocol.EndFrame(reply.Append(b), mark)
+	return protocol.EndFrame(reply.Append(b), mark), Served
 }
 
 // listKeysDefault is how many keys a page of LIST_KEYS has if the request names none.
 const listKeysDefault = 256
 
 // listKeys serves LIST_KEYS.
-func (m *Master) listKeys(c *Client, h protocol.Header, payload, out []byte, now int64) []byte {
+func (m *Master) listKeys(c *Client, h protocol.Header, payload, out []byte, now int64) ([]byte, Outcome) {
 	var req protocol.ListKeysRequest
 	if err := req.Decode(payload); err != nil {
-		return m.refuseErr(out, h, err)
+		return m.refuseErr(out, h, err), Served
 	}
 	if req.Limit == 0 {
 		req.Limit = listKeysDefault
@@ -406,8 +446,11 @@ func (m *Master) listKeys(c *Client, h protocol.Header, payload, out []byte, now
 		reply.Keys = append(reply.Keys, m.keyInfo(s))
 	})
 	m.state.RUnlock()
+	if at.Ahead() {
+		return out, m.stamp(c, &at)
+	}
 	b, mark := protocol.BeginReply(out, h)
-	return protocol.EndFrame(reply.Append(b), mark)
+	return protocol.EndFrame(reply.Append(b), mark), Served
 }
 
 // keyInfo describes an entry. The caller holds state.

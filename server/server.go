@@ -112,6 +112,13 @@ func (s *Server) start() (err error) {
 		return errors.Join(err, closeListener(peers))
 	}
 	s.watcher = &watcher{logger: s.logger, files: map[meta.SessionID]*os.File{}}
+	restored, done, err := s.store.TakeRestoredMarker()
+	if err != nil {
+		return errors.Join(err, closeListener(peers))
+	}
+	if restored {
+		s.restored = done
+	}
 	if s.master, err = NewMaster(s.masterConfig()); err != nil {
 		return errors.Join(err, closeListener(peers))
 	}
@@ -267,6 +274,7 @@ func (s *Server) masterConfig() MasterConfig {
 		Host:     localHost(),
 		Watch:    s.watcher.watch,
 		Unwatch:  s.watcher.forget,
+		Restored: s.restored != nil,
 		Random:   random64, DeviceReady: func(d meta.DeviceID, node string, generation uint64) bool {
 			return s.devices.isReady(d, node, generation)
 		},
@@ -278,13 +286,6 @@ func (s *Server) masterConfig() MasterConfig {
 
 // startNode starts the Raft member.
 func (s *Server) startNode(peers net.Listener) error {
-	restored, done, err := s.store.TakeRestoredMarker()
-	if err != nil {
-		return errors.Join(err, closeListener(peers))
-	}
-	if restored {
-		s.restored = done
-	}
 	cfg := raft.NodeConfig{
 		Core: raft.CoreConfig{
 			ID: s.nodeID, ClusterID: s.clusterID, Machine: s.master, Logger: s.logger,
@@ -301,6 +302,7 @@ func (s *Server) startNode(peers net.Listener) error {
 			ClusterID: s.clusterID, ID: s.nodeID, Listener: peers, Addr: s.cfg.PeerAdvertise, Logger: s.logger,
 		})
 	}
+	var err error
 	s.node, err = raft.StartNode(cfg)
 	if err != nil {
 		return errors.Join(err, closeListener(peers))
@@ -472,7 +474,7 @@ func (s *Server) seed(ctx context.Context) error {
 		}
 	}
 	// Larger than any before in whatever line of history: two restores of one snapshot must not agree.
-	next := max(now+1, uint64(socketDeadline(0).UnixNano()))
+	next := max(now+1, uint64(socketDeadline(0).UnixMilli()))
 	if _, err := s.do(ctx, &meta.NewIncarnation{Incarnation: next}); err != nil {
 		return fmt.Errorf("server: begin an incarnation: %w", err)
 	}

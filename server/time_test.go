@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"larder/protocol"
+	"larder/raft"
 )
 
 // storeFor stores one entry, a block of a prefix, that lives for ttl.
@@ -51,7 +52,9 @@ func all(found bool) map[string]bool {
 	}
 }
 
-func TestAnEntryIsGoneWhenItsTimeIsOverThoughNothingIsLogged(t *testing.T) {
+// When the time of an entry is over in an idle pool, the first who asks for it has that logged, once: a leader that
+// comes later goes by the log, and must not serve it again.
+func TestAnEntryIsGoneWhenItsTimeIsOverAndStaysSo(t *testing.T) {
 	r := newRig(t)
 	r.device(8)
 	c := r.client("a")
@@ -64,8 +67,11 @@ func TestAnEntryIsGoneWhenItsTimeIsOverThoughNothingIsLogged(t *testing.T) {
 	logged := r.m.Applied() // from here on the pool is idle: nothing stamps a log time
 	r.clock.now += int64(time.Millisecond)
 	require.Equal(t, all(false), c.seen("k", lease))
-	require.Equal(t, logged, r.m.Applied())
+	require.Equal(t, logged+1, r.m.Applied())
 
+	r.m.OnLeadership(false, 0) // the next leader's clock is another, and its log time goes on from the last stamped one
+	r.elect()
+	require.Equal(t, all(false), c.seen("k", lease))
 	require.True(t, c.storeFor(region, "k", time.Second).Results[0].IsNew, "what is logged next agrees")
 	require.True(t, c.lookup("k")[0].Found)
 }
@@ -84,6 +90,62 @@ func TestABatchThatStoresAnExpiredKeyAgainGetsAPageForIt(t *testing.T) {
 	gone := c.alloc(need)
 	require.NoError(t, gone.Err())
 	require.Equal(t, uint64(testPage), gone.Region.Length)
+}
+
+// What is asked while the answer of another is on its way waits for the same entry, and what is over meanwhile keeps
+// nobody waiting again.
+func TestReadsWaitForOneStamp(t *testing.T) {
+	r := newRig(t)
+	r.device(8)
+	a, b := r.client("a"), r.client("b")
+	region := a.alloc(protocol.AllocRequest{Size: 2 * testPage, PageSize: testPage}).Region
+	a.storeFor(region, "k", 300*time.Millisecond)
+	r.clock.now += int64(300 * time.Millisecond)
+	req := (&protocol.LookupRequest{Keys: [][]byte{[]byte("k")}}).AppendAs(nil, protocol.TypeLookup)
+	h := protocol.Header{Type: protocol.TypeLookup, Sequence: 1, Length: uint32(len(req))}
+	logged := r.m.Applied()
+	for _, c := range []*testClient{a, b} {
+		out, outcome := r.m.Serve(c.c, h, req, nil, r.clock.now)
+		require.Equal(t, Blocked, outcome)
+		require.Empty(t, out, "it may be served yet: by the next leader, if nothing is logged")
+	}
+	settled := r.m.Settled()
+	r.m.Pump()
+	require.Len(t, r.log, 1)
+	select {
+	case <-settled:
+		require.Fail(t, "nothing is logged yet")
+	default:
+	}
+	r.settle()
+	requireClosed(t, settled)
+	require.Equal(t, logged+1, r.m.Applied())
+	r.clock.now += int64(time.Second)
+	for _, c := range []*testClient{a, b} {
+		out, outcome := r.m.Serve(c.c, h, req, nil, r.clock.now)
+		require.Equal(t, Served, outcome)
+		require.NotEmpty(t, out)
+	}
+	require.Equal(t, logged+1, r.m.Applied())
+}
+
+// Reads go on though the log takes nothing: an entry is served a little longer then, and not again once it was over.
+func TestAnEntryIsServedOnIfItsEndCannotBeLogged(t *testing.T) {
+	r := newRig(t)
+	r.device(8)
+	c := r.client("a")
+	region := c.alloc(protocol.AllocRequest{Size: testPage, PageSize: testPage}).Region
+	c.storeFor(region, "k", 300*time.Millisecond)
+	r.clock.now += int64(300 * time.Millisecond)
+	r.refuse = raft.ErrDiskFull
+	for range 5 {
+		require.True(t, c.lookup("k")[0].Found)
+		r.clock.now += int64(time.Second)
+	}
+	r.refuse = nil
+	require.False(t, c.lookup("k")[0].Found)
+	r.refuse = raft.ErrDiskFull
+	require.False(t, c.lookup("k")[0].Found)
 }
 
 func TestAFollowerReadsAtTheLastStampedTime(t *testing.T) {

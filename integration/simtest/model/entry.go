@@ -135,15 +135,14 @@ func (w *world) oldest(match func(e *entry) bool) *entry {
 
 // admit says why a new entry is refused.
 func (w *world) admit(s *session, x *protocol.RegisterEntry) (*region, protocol.Code) {
-	r := w.regions[meta.RegionID(x.RegionID)] //nolint:gosec // checked below
+	r := w.regions[meta.RegionID(x.RegionID)]
 	native := x.Epoch != 0 || s != nil && s.info.TTLMS != 0
 	switch {
 	case x.Touch:
 		return nil, protocol.CodeNotFound
 	case len(x.Key) > protocol.MaxKeyBytes:
 		return nil, protocol.CodeKeyTooLong
-	case x.KVLength == 0, x.KVLength > meta.MaxEntryBytes, x.Group > math.MaxUint32, x.Index > math.MaxUint32,
-		x.RegionID > math.MaxUint32:
+	case x.KVLength == 0, x.KVLength > meta.MaxEntryBytes, x.Group > math.MaxUint32, x.Index > math.MaxUint32:
 		return nil, protocol.CodeBadRequest
 	case r == nil, r.state == meta.RegionDraining, native && r.epoch != x.Epoch:
 		return nil, protocol.CodeStaleEpoch

@@ -64,7 +64,7 @@ var reached = map[meta.Kind][]protocol.Code{
 	meta.KindRevokeDone:  {0, protocol.CodeStaleEpoch, protocol.CodeBadRequest},
 	meta.KindFreeRegion:  {0, protocol.CodePending},
 	meta.KindAddDevice:   {0, protocol.CodeBadRequest},
-	meta.KindRetire:      {0},
+	meta.KindRetire:      {0, protocol.CodeForbidden},
 	meta.KindDropDevice:  {0, protocol.CodeBusy, protocol.CodeNotFound},
 	meta.KindSettings:    {0, protocol.CodeBusy, protocol.CodeBadRequest},
 	meta.KindIncarnation: {0},

@@ -178,12 +178,17 @@ func (w *world) cancel(s *session, h meta.Header, c *meta.Cancel) result {
 	return result{value: codes}
 }
 
+// idsPerIncarnation is how far apart the ids of two incarnations begin: far enough that none is used twice.
+const idsPerIncarnation = 4 << 20
+
 // newIncarnation makes all that was known unusable.
 func (w *world) newIncarnation(c *meta.NewIncarnation) result {
-	if c.Incarnation <= w.incarnation {
+	switch {
+	case c.Incarnation > meta.MaxIncarnation:
+		return refused(protocol.CodeBadRequest)
+	case c.Incarnation <= w.incarnation:
 		return result{}
 	}
-	w.incarnation = c.Incarnation
 	for _, e := range w.held() {
 		e.cleared = true
 	}
@@ -191,9 +196,21 @@ func (w *world) newIncarnation(c *meta.NewIncarnation) result {
 		w.end(s)
 		w.forget(s)
 	}
+	if first := c.Incarnation * idsPerIncarnation; w.incarnation != 0 {
+		w.lastSession = max(w.lastSession, meta.SessionID(first))
+		w.lastRegion = max(w.lastRegion, meta.RegionID(first))
+		w.births, w.epochs, w.pinIDs = max(w.births, first), max(w.epochs, first), max(w.pinIDs, first)
+	}
+	w.incarnation = c.Incarnation
 	for _, r := range w.regionList() {
 		w.epochs++
 		r.epoch = w.epochs
+		if r.state == meta.RegionDeparted {
+			w.abandon(r)
+		}
+	}
+	for _, d := range w.devices {
+		d.Generation = 0 // out of service until nobody can write to it any more
 	}
 	w.startSweep()
 	return result{}

@@ -158,7 +158,7 @@ func (w *world) givable(r *region, s *session, c *meta.Alloc) bool {
 			return false
 		}
 	}
-	return w.pinned(r) == 0 && !r.beyond() && fits(r.length, c.PageSize)
+	return w.pinned(r) == 0 && !r.beyond() && r.device.Generation != 0 && fits(r.length, c.PageSize)
 }
 
 // fits reports whether a region of this size can have pages of that one.
@@ -188,7 +188,7 @@ func (w *world) allocRegion(s *session, c *meta.Alloc, got *meta.AllocResult) bo
 // allocExtent cuts a new region from free space: from which place is the machine's choice, as long as it is free.
 func (w *world) allocExtent(s *session, c *meta.Alloc, got *meta.AllocResult, raw []byte) (bool, error) {
 	d := w.devices[c.Device]
-	if d == nil || !fits(c.Size, c.PageSize) || c.Size%d.Align != 0 || w.overLimit(s, c) {
+	if d == nil || d.Generation == 0 || !fits(c.Size, c.PageSize) || c.Size%d.Align != 0 || w.overLimit(s, c) {
 		return false, nil
 	}
 	free := w.free(d)
@@ -320,6 +320,8 @@ func (w *world) retire(c *meta.Retire) result {
 		return refused(protocol.CodeNotFound)
 	case d.Generation == c.Generation:
 		return result{}
+	case d.Generation == 0 && !c.Fenced:
+		return refused(protocol.CodeForbidden)
 	}
 	d.Generation = c.Generation
 	d.BootID, d.Path, d.Size = cmp.Or(c.BootID, d.BootID), cmp.Or(c.Path, d.Path), cmp.Or(c.Size, d.Size)
