@@ -158,12 +158,12 @@ func (c *Client) copyOut(ctx context.Context, r *protocol.LookupResult, sentAt i
 }
 
 // copyChecked copies src into dst, in the way that is best for a read of total bytes. With checksums on it reports whether
-// sum, if it is not 0, is that of the bytes in dst: these stay in the cache for that.
+// sum, if it is not 0, is that of the bytes in dst.
 func (c *Client) copyChecked(dst, src []byte, sum, total uint64) (sound bool, err error) {
 	switch {
 	case c.cfg.Checksums && sum != 0:
-		err = cxl.CopyOut(dst, src)
-		return err == nil && checksum(dst) == sum, err
+		h, err := cxl.CopyOutSum(dst, src, total >= streamTotal)
+		return err == nil && asChecksum(h) == sum, err
 	case total < streamTotal:
 		return true, cxl.CopyOut(dst, src)
 	default:

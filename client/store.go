@@ -369,11 +369,15 @@ func (c *Client) write(t run, value []byte, e *protocol.RegisterEntry) (ok bool,
 	if t.n == 0 || !c.pool.beginCopy(t.r) {
 		return false, nil
 	}
-	if c.cfg.Checksums {
-		e.Checksum = checksum(value) // first: it brings the bytes into the cache, from where they are copied
-	}
 	dst := t.bytes(len(value))
-	if err = cxl.CopyIn(dst, value); err == nil {
+	if c.cfg.Checksums {
+		var sum uint64
+		sum, err = cxl.CopyInSum(dst, value)
+		e.Checksum = asChecksum(sum)
+	} else {
+		err = cxl.CopyIn(dst, value)
+	}
+	if err == nil {
 		err = c.publish(t, dst)
 	}
 	c.pool.endCopy(t.r)
@@ -404,13 +408,11 @@ func (t run) place(e *protocol.RegisterEntry, size int) {
 	e.KVOffset, e.KVLength = t.offset(), uint64(size) //nolint:gosec // not negative
 }
 
-// checksum is an entry's checksum; 0 means none.
-func checksum(b []byte) uint64 {
-	if h := xxh3.Hash(b); h != 0 {
-		return h
-	}
-	return 1
-}
+// checksum is an entry's checksum.
+func checksum(b []byte) uint64 { return asChecksum(xxh3.Hash(b)) }
+
+// asChecksum is the checksum of an entry with an XXH3; 0 means none.
+func asChecksum(h uint64) uint64 { return max(h, 1) }
 
 // outcome reads the answer to REGISTER: which pages are in use now, and which items are to be tried again.
 func (op *storeOp) outcome() error {

@@ -27,6 +27,9 @@ func copyAVX2(dst, src unsafe.Pointer, n uintptr)
 //go:noescape
 func copyAVX512(dst, src unsafe.Pointer, n uintptr)
 
+//go:noescape
+func sumCopyAVX2(acc *[8]uint64, dst, src unsafe.Pointer, blocks uintptr, secret *[192]byte, stream bool)
+
 func cpuid(leaf, subleaf uint32) (eax, ebx, ecx, edx uint32)
 
 func storeFence()
@@ -69,6 +72,14 @@ func invalidateLines(p unsafe.Pointer, n uintptr) {
 	}
 	fullFence()
 }
+
+// sumCopy copies blocks and takes their sum in, nil if the CPU cannot.
+var sumCopy = func() func(acc *[8]uint64, dst, src unsafe.Pointer, blocks uintptr, secret *[192]byte, stream bool) {
+	if cpu.X86.HasAVX2 {
+		return sumCopyAVX2
+	}
+	return nil
+}()
 
 // streamCopy is the widest copy with non-temporal stores that the CPU has, nil if it has none.
 var streamCopy = func() func(dst, src unsafe.Pointer, n uintptr) {

@@ -24,3 +24,6 @@ func writeBackLines(unsafe.Pointer, uintptr) { fullFence() }
 func invalidateLines(unsafe.Pointer, uintptr) { fullFence() }
 
 var streamCopy func(dst, src unsafe.Pointer, n uintptr)
+
+// sumCopy is nil: copies and sums are made one after the other.
+var sumCopy func(acc *[8]uint64, dst, src unsafe.Pointer, blocks uintptr, secret *[192]byte, stream bool)
