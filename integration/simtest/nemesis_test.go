@@ -512,11 +512,16 @@ func (x *strike) version() func() {
 				set := x.s.log.state.Settings()
 				set.Version = v
 				_, code := l.do(p, &meta.SetSettings{Settings: set})
-				if v < meta.ClusterVersion && code == protocol.CodeOK {
-					x.s.fail("version", "the cluster's version was put back to %d", v)
-				}
+				x.s.versionSet(v, code)
 			}
 		})
+	}
+}
+
+// versionSet checks the answer to a new version of the cluster: it never goes back.
+func (s *sim) versionSet(v uint32, code protocol.Code) {
+	if v < meta.ClusterVersion && code == protocol.CodeOK {
+		s.fail("version", "the cluster's version was put back to %d", v)
 	}
 }
 

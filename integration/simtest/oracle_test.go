@@ -13,11 +13,7 @@ import (
 
 // TestOraclesFail feeds each oracle what it must not accept, and what it must.
 func TestOraclesFail(t *testing.T) {
-	for name, c := range map[string]struct {
-		oracle string
-		bad    func(s *sim)
-		good   func(s *sim)
-	}{
+	checkOracles(t, map[string]lie{
 		"another entry at an index": {"log",
 			func(s *sim) { s.committed(&member{id: 1}, 2, 2, nil); s.committed(&member{id: 2}, 2, 3, nil) },
 			func(s *sim) { s.committed(&member{id: 1}, 2, 2, nil); s.committed(&member{id: 2}, 2, 2, nil) },
@@ -115,7 +111,18 @@ func TestOraclesFail(t *testing.T) {
 			func(s *sim) { s.await("it happens", sec, func() bool { return false }) },
 			func(s *sim) { s.await("it happens", sec, func() bool { return s.now > sec/2 }) },
 		},
-	} {
+	})
+}
+
+// lie is what an oracle must not accept, and something like it that it must.
+type lie struct {
+	oracle    string
+	bad, good func(s *sim)
+}
+
+func checkOracles(t *testing.T, lies map[string]lie) {
+	t.Helper()
+	for name, c := range lies {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func() {
 				s := newSim(options{seed: 1})
