@@ -25,7 +25,8 @@ func TestCopiesWithASumMoveAndSumExactlyTheirBytes(t *testing.T) {
 		src[i] = byte(rng.Uint32())
 	}
 	dst := anonymous(t, 3<<20)
-	sizes := []int{0, 1, 63, 240, 241, 1024, sumMin - 1, sumMin, sumMin + 1, sumMin + 63, sumMin + 64, sumMin + 65, 64 << 10}
+	sizes := make([]int, 0, 300)
+	sizes = append(sizes, 0, 1, 63, 240, 241, 1024, sumMin-1, sumMin, sumMin+1, sumMin+63, sumMin+64, sumMin+65, 64<<10)
 	sizes = append(sizes, copyChunk, copyChunk+1, copyChunk+sumBlock, copyChunk+sumBlock+1, 2<<20+999)
 	for range 200 {
 		sizes = append(sizes, rng.IntN(20_000))
