@@ -231,14 +231,14 @@ func (w *world) seenMoving(raw []byte) uint64 {
 	seen := -1
 	if _, body, err := meta.DecodeCode(raw); err == nil {
 		if r, err := meta.DecodeCount(body); err == nil {
-			seen = int(r.Left - w.sweepLeft) //nolint:gosec // out of range is what is looked for
+			seen = int(r.Left - w.sweepLeft)
 		}
 	}
 	switch lo, hi := max(ch.lo, 1), max(ch.hi, 1); { // until a sweep has found that it is over, one is left
 	case seen == 0 && ch.state == perhapsChanging:
 		w.changeEnds()
 	case seen < lo || seen > hi:
-		return uint64(lo) //nolint:gosec // positive
+		return uint64(lo)
 	default:
 		ch.state = changing
 		ch.hi = min(seen, ch.hi)
@@ -246,5 +246,5 @@ func (w *world) seenMoving(raw []byte) uint64 {
 			ch.lo = seen
 		}
 	}
-	return uint64(max(seen, 0)) //nolint:gosec // not negative
+	return uint64(max(seen, 0))
 }

@@ -93,7 +93,7 @@ func (w *world) compare(want result, k meta.Kind, raw []byte, remembered bool) e
 
 // decode decodes the result of a kind of command after its code 0.
 func decode(k meta.Kind, body []byte) (any, error) {
-	switch k { //nolint:exhaustive // the others have no value
+	switch k {
 	case meta.KindOpenSession:
 		return meta.DecodeSession(body)
 	case meta.KindAlloc:

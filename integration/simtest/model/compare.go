@@ -93,7 +93,7 @@ func (w *world) compareHead(m *meta.Machine) error {
 	if w.change.state == perhapsChanging {
 		lo = 0
 	}
-	moving := int(m.SweepPending() - w.sweepLeft) //nolint:gosec // out of range is what is looked for
+	moving := int(m.SweepPending() - w.sweepLeft)
 	if moving < lo || moving > hi {
 		return w.violation("the state: sweeps pending", fmt.Sprintf("%d slots and %d..%d entries", w.sweepLeft, lo, hi),
 			m.SweepPending())
@@ -127,7 +127,7 @@ func (w *world) compareRegions(m *meta.Machine) error {
 	for _, r := range w.regionList() {
 		i := meta.RegionInfo{
 			ID: r.id, Device: r.device.id, Offset: r.offset, Length: r.length, PageSize: r.pageSize, Epoch: r.epoch,
-			Generation: r.generation, State: r.state, Live: uint32(w.live(r)), Pinned: uint32(w.pinned(r)), //nolint:gosec // few
+			Generation: r.generation, State: r.state, Live: uint32(w.live(r)), Pinned: uint32(w.pinned(r)),
 			BornMS: r.born, For: r.forSession,
 		}
 		if r.owner != nil {
@@ -249,7 +249,7 @@ func (w *world) compareAnswers(m *meta.Machine, s *session) error {
 
 func (w *world) compareEntries(m *meta.Machine) error {
 	for i := range w.entries {
-		slot := meta.Slot(i) //nolint:gosec // a slot
+		slot := meta.Slot(i)
 		e := w.at(slot)
 		if e == nil {
 			if m.Birth(slot) != 0 || m.Live(slot) {
@@ -372,7 +372,7 @@ func (w *world) compareStats(m *meta.Machine) error {
 	}
 	tenants := map[string]*meta.TenantStats{}
 	for _, name := range w.tenants {
-		tenants[name] = &meta.TenantStats{Name: name, Pins: uint64(w.durablePins(name))} //nolint:gosec // not negative
+		tenants[name] = &meta.TenantStats{Name: name, Pins: uint64(w.durablePins(name))}
 	}
 	keyBytes := uint64(0)
 	for _, e := range held {

@@ -100,7 +100,7 @@ func (w *world) insert(e *entry) {
 			w.sweepLeft++
 		}
 	}
-	e.slot = meta.Slot(i) //nolint:gosec // a slot
+	e.slot = meta.Slot(i)
 	w.entries[i] = e
 }
 
@@ -311,5 +311,5 @@ func (w *world) expirePins() result {
 	for _, h := range over {
 		w.unhold(h)
 	}
-	return result{value: meta.CountResult{Count: uint64(len(over)), Left: uint64(left)}} //nolint:gosec // not negative
+	return result{value: meta.CountResult{Count: uint64(len(over)), Left: uint64(left)}}
 }

@@ -117,10 +117,12 @@ func TestLiesInResults(t *testing.T) {
 			return l.tell(truth, l.of(l.a, &meta.Alloc{Phase: 1, PageSize: page, Victims: []meta.Victim{{Slot: 2, Birth: 3}}}))
 		}},
 		{"a page that was not evicted", "the result", func(t *testing.T, l *liar) error {
+			t.Helper()
 			return l.tell(swap(t, 'x', 'y'),
 				l.of(l.a, &meta.Alloc{Phase: 1, PageSize: page, Victims: []meta.Victim{{Slot: 0, Birth: 1}}}))
 		}},
 		{"a longer page than was freed", "the result", func(t *testing.T, l *liar) error {
+			t.Helper()
 			return l.tell(swap(t, page, 2*page), l.of(l.a, &meta.Delete{Keys: keys("y")}))
 		}},
 		{"occupied pages", "the result", func(_ *testing.T, l *liar) error {
@@ -128,24 +130,30 @@ func TestLiesInResults(t *testing.T) {
 				l.of(l.a, &meta.Alloc{Phase: 1, PageSize: page, Victims: []meta.Victim{{Slot: 0, Birth: 1}}}))
 		}},
 		{"a region over another", "no byte is given twice", func(t *testing.T, l *liar) error {
+			t.Helper()
 			return l.tell(swap(t, header+8*page, header+7*page), l.of(l.b, &meta.Alloc{Device: 1, Size: 4 * page, PageSize: page}))
 		}},
 		{"a region beyond the device", "no byte is given twice", func(t *testing.T, l *liar) error {
+			t.Helper()
 			return l.tell(swap(t, header+8*page, header+13*page), l.of(l.b, &meta.Alloc{Device: 1, Size: 4 * page, PageSize: page}))
 		}},
 		{"a region that is not aligned", "no byte is given twice", func(t *testing.T, l *liar) error {
+			t.Helper()
 			return l.tell(swap(t, header+8*page, header+8*page+512), l.of(l.b, &meta.Alloc{Device: 1, Size: 4 * page, PageSize: page}))
 		}},
 		{"a region of the wrong size", "the result", func(t *testing.T, l *liar) error {
+			t.Helper()
 			return l.tell(swap(t, 4*page, 5*page), l.of(l.b, &meta.Alloc{Device: 1, Size: 4 * page, PageSize: page}))
 		}},
 		{"free space denied", "free space is given", func(_ *testing.T, l *liar) error {
 			return l.tell(setByte(0, byte(protocol.CodePending)), l.of(l.b, &meta.Alloc{Device: 1, Size: 4 * page, PageSize: page}))
 		}},
 		{"another's location for an existing key", "the result", func(t *testing.T, l *liar) error {
+			t.Helper()
 			return l.tell(swap(t, page, 2*page), l.of(l.a, l.put("y", 5)))
 		}},
 		{"another key held the block", "the result", func(t *testing.T, l *liar) error {
+			t.Helper()
 			l.apply(nil, l.of(l.a, &meta.Delete{Keys: keys("x")}))
 			again := l.put("w", 0)
 			again.Entries[0].Hash = 'y'

@@ -438,7 +438,7 @@ func (g *generator) alloc(id meta.SessionID) meta.Command {
 	if g.one(8) { // nonsense, or what became of the pool since it was planned
 		c := &meta.Alloc{
 			Device: meta.DeviceID(g.IntN(4)), Size: g.Uint64N(9) * page / (1 + g.Uint64N(2)), PageSize: g.Uint64N(3) * page,
-			Phase: uint8(g.IntN(5)), MaxOwned: g.Uint64N(3), //nolint:gosec // small
+			Phase: uint8(g.IntN(5)), MaxOwned: g.Uint64N(3),
 		}
 		switch all := g.p.m.Regions(); g.IntN(3) {
 		case 0:

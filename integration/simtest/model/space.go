@@ -105,7 +105,7 @@ func (w *world) alloc(s *session, c *meta.Alloc, raw []byte) (result, error) {
 		}
 	}
 	got := meta.AllocResult{Phase: c.Phase, Keys: c.Keys, Found: c.Found}
-	done := false
+	var done bool
 	switch {
 	case len(c.Victims) > 0:
 		done = w.allocEvict(s, c, &got)
@@ -271,7 +271,7 @@ func (w *world) emptyRegion(c *meta.EmptyRegion) result {
 	n := w.empty(r)
 	left := w.live(r)
 	w.emptied(r)
-	return result{value: meta.CountResult{Count: uint64(n), Left: uint64(left)}} //nolint:gosec // not negative
+	return result{value: meta.CountResult{Count: uint64(n), Left: uint64(left)}}
 }
 
 // emptied makes a region that nobody writes to and that has no entries left one that can be freed.

@@ -135,23 +135,23 @@ func (w *world) clone() *world {
 	regions, devices := map[*region]*region{}, map[*device]*device{}
 	c.contexts = nil
 	for _, x := range w.contexts {
-		contexts[x] = ptr(*x)
+		contexts[x] = new(*x)
 		c.contexts = append(c.contexts, contexts[x])
 	}
 	c.sessions = map[meta.SessionID]*session{}
 	for id, s := range w.sessions {
-		n := ptr(*s)
+		n := new(*s)
 		n.answers = maps.Clone(s.answers)
 		c.sessions[id], sessions[s] = n, n
 	}
 	c.devices = map[meta.DeviceID]*device{}
 	for id, d := range w.devices {
-		n := ptr(*d)
+		n := new(*d)
 		c.devices[id], devices[d] = n, n
 	}
 	c.regions = map[meta.RegionID]*region{}
 	for id, r := range w.regions {
-		n := ptr(*r)
+		n := new(*r)
 		n.device, n.owner = devices[r.device], sessions[r.owner]
 		c.regions[id], regions[r] = n, n
 	}
@@ -160,17 +160,15 @@ func (w *world) clone() *world {
 		if e == nil {
 			continue
 		}
-		n := ptr(*e)
+		n := new(*e)
 		n.ctx, n.region, n.pins = contexts[e.ctx], regions[e.region], nil
 		for _, p := range e.pins {
-			n.pins = append(n.pins, ptr(*p))
+			n.pins = append(n.pins, new(*p))
 		}
 		c.entries[i] = n
 	}
 	return &c
 }
-
-func ptr[T any](v T) *T { return &v }
 
 // at returns the entry of a slot, nil if it is free.
 func (w *world) at(s meta.Slot) *entry {
