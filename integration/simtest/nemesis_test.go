@@ -430,11 +430,13 @@ func (x *strike) transfer() func() {
 // have passed, and if the other does not take over this member steps down.
 func (m *member) transfer(p *proc, to uint64) {
 	term := m.core.LeadTerm()
-	if term == 0 || m.reads.fenced || to == m.id {
+	if term == 0 || m.reads.fenced || to == m.id || !m.hears(to) {
 		return
 	}
 	m.reads.fenced = true
-	p.waitFor(func() bool { return m.clock.Boottime() >= m.reads.deadline }, sec)
+	for left := m.reads.deadline - m.clock.Boottime(); left > 0; left = m.reads.deadline - m.clock.Boottime() {
+		p.sleep(max(m.clock.length(left), ms))
+	}
 	if m.core.LeadTerm() != term {
 		return
 	}
@@ -450,6 +452,16 @@ func (m *member) transfer(p *proc, to uint64) {
 		}))
 		m.poke()
 	}
+}
+
+// hears reports whether a voter has been heard of lately.
+func (m *member) hears(of uint64) bool {
+	for _, x := range m.core.Status().Members {
+		if x.ID == of {
+			return x.Active && !x.Learner
+		}
+	}
+	return false
 }
 
 // change adds a member and removes another, or only moves one.
