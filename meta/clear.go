@@ -171,11 +171,12 @@ func (m *Machine) applyIncarnation(c *NewIncarnation, out *Results) {
 		out.code(0)
 		return
 	}
+	first := m.head.incarnation == 0 // there was nothing before it
+	m.head.incarnation = c.Incarnation
 	m.head.clearedAll = m.head.births
-	if m.head.incarnation != 0 { // there was nothing before the first
+	if !first {
 		m.skipIDs(c.Incarnation << idBits)
 	}
-	m.head.incarnation = c.Incarnation
 	for _, s := range m.sortedSessions() {
 		m.closeSession(s)
 		m.forgetSession(s)
