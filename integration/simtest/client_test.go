@@ -50,7 +50,6 @@ type client struct {
 	deaf       bool  // does not answer REVOKE
 	silentTo   int64 // sends no heartbeat and begins nothing until then
 	quits      bool  // gives calls up
-	jumped     bool
 	busy       int   // operations in progress
 	answerIn   int64 // how long it waits for an answer
 }
@@ -439,7 +438,7 @@ func (c *client) keeper(p *proc) {
 			c.later(func(p *proc) {
 				defer func() { beating = false }()
 				if x := c.conn; x != nil {
-					c.attempt(p, x, protocol.TypeHeartbeat, protocol.AppendEmpty(nil), 0, readError)
+					_, _ = c.attempt(p, x, protocol.TypeHeartbeat, protocol.AppendEmpty(nil), 0, readError)
 				}
 			})
 		}
@@ -485,6 +484,7 @@ func (c *client) pushed(x *clientConn, t protocol.Type, body []byte) {
 		req := protocol.FreedAckRequest{ID: push.ID}
 		x.post(protocol.TypeFreedAck, req.Append(nil))
 		c.wakeAll()
+	default:
 	}
 }
 

@@ -141,8 +141,9 @@ func (m *member) serveDevice(p *proc, d *device) {
 			return
 		}
 	} else {
-		// A file is replaced by another inode, which nobody has mapped, before its new generation is logged.
-		fenced := d.lost && s.rngFaults.IntN(2) == 0
+		// A file is replaced by another inode, which nobody has mapped, before its new generation is logged. After a
+		// restore it must be.
+		fenced := d.lost && s.rngFaults.IntN(2) == 0 || known.Generation == 0
 		if fenced {
 			d.mem = newMemory(d.size)
 		}

@@ -191,14 +191,6 @@ func (d *disk) lost() bool {
 	return d.after != nil
 }
 
-// wipe is a new disk in the place of the old one.
-func (d *disk) wipe() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.mem, d.after = vfs.NewCrashableMem(), nil
-	d.crashIn, d.failIn, d.misreadIn, d.broken, d.sick = 0, 0, 0, false, false
-}
-
 func (fs *diskFS) wrap(f vfs.File, err error, name string) (vfs.File, error) {
 	if err != nil {
 		return nil, err

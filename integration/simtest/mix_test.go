@@ -67,9 +67,7 @@ func (c class) String() string { return classNames[c] }
 // classSet is a set of classes.
 type classSet uint64
 
-// allClasses are those that seeds draw. A restored pool is not among them: what clients of the lost history may still
-// write to is given to others, see found.json; -faults=restore shows it.
-const allClasses = (classSet(1)<<classes - 1) &^ (1 << restore)
+const allClasses = classSet(1)<<classes - 1
 
 func (s classSet) has(c class) bool         { return s>>c&1 != 0 }
 func (s classSet) with(c class) classSet    { return s | 1<<c }
@@ -163,7 +161,7 @@ func draw(rng *rand.Rand) mix {
 	m.pages = 8 * uint64(max((least+m.devices-1)/m.devices, int(share*1.5*float64(m.keys)/8)/m.devices))
 	m.think *= int64(m.clients * m.workers) // what all do together is what costs time
 	for c := range classes {
-		if rng.IntN(2) == 0 || c == restore {
+		if rng.IntN(2) == 0 && (c != restore || rng.IntN(2) == 0) { // each restore throws much away
 			m.faults = m.faults.with(c)
 		}
 	}
@@ -171,7 +169,7 @@ func draw(rng *rand.Rand) mix {
 		m.faults = classSet(0).with(restore)
 	}
 	if rng.IntN(20) == 0 {
-		m.faults = allClasses.with(restore)
+		m.faults = allClasses
 	}
 	if m.faults.has(memberLag) {
 		m.keepLog = 1 + rng.Uint64N(30)

@@ -213,6 +213,9 @@ func (x *strike) cutClients() func() {
 		x.member = l
 	}
 	ids := x.others(x.member.id)
+	if len(ids) == 0 { // a cluster that has just been restored
+		return nil
+	}
 	s.rngFaults.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
 	n := s.rngFaults.IntN((len(ids) + 1) / 2)
 	few, most := append([]uint64{x.member.id}, ids[:n]...), ids[n:]

@@ -130,6 +130,7 @@ func (s *sim) compare(k seqKey, m *mutation, a answer, body []byte) {
 			x.Given && (uint64(x.Region) != r.Region.RegionID || x.Epoch != r.Region.Epoch) {
 			s.fail("once", "the answer to REQUEST_ALLOC %d of session %d is not what entry %d says", k.seq, k.session, a.index)
 		}
+	default: // their results are too simple to differ
 	}
 }
 

@@ -8,13 +8,12 @@ import (
 
 // lease is a promise that pages stay put, as its holder counts it.
 type lease struct {
-	c      *client
-	mem    *memory
-	from   uint64
-	n      uint64
-	end    int64 // in true time
-	key    string
-	pinned bool
+	c    *client
+	mem  *memory
+	from uint64
+	n    uint64
+	end  int64 // in true time
+	key  string
 }
 
 func (l *lease) covers(page uint64) bool { return page >= l.from && page < l.from+l.n }

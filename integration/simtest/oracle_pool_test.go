@@ -92,35 +92,43 @@ func (p *poolOf) books(state ...byte) {
 // TestOraclesOfThePoolFail is TestOraclesFail for those that go by what the log has led to.
 func TestOraclesOfThePoolFail(t *testing.T) {
 	checkOracles(t, map[string]lie{
-		"a page that holds an entry is written": {"reuse",
+		"a page that holds an entry is written": {
+			"reuse",
 			func(s *sim) { p := newPoolOf(s); s.write(p.c, p.r, 0, stamp{key: "b"}) },
 			func(s *sim) { p := newPoolOf(s); s.write(p.c, p.r, 1, stamp{key: "b"}) },
 		},
-		"a page is evicted under a lease": {"evicted",
+		"a page is evicted under a lease": {
+			"evicted",
 			func(s *sim) { newPoolOf(s).lent(0).evicts(0) },
 			func(s *sim) { newPoolOf(s).lent(1).evicts(0) },
 		},
-		"a page is evicted after its lease, and before": {"evicted",
+		"a page is evicted after its lease, and before": {
+			"evicted",
 			func(s *sim) { p := newPoolOf(s).lent(0); s.now += sec - ms; p.evicts(0) },
 			func(s *sim) { p := newPoolOf(s).lent(0); s.now += sec; p.evicts(0) },
 		},
-		"a region is given away under a lease": {"evicted",
+		"a region is given away under a lease": {
+			"evicted",
 			func(s *sim) { p := newPoolOf(s).lent(3); s.evicted(9, &p.given) },
 			func(s *sim) { p := newPoolOf(s); s.evicted(9, &p.given) },
 		},
-		"an entry where its owner sees none": {"books",
+		"an entry where its owner sees none": {
+			"books",
 			func(s *sim) { newPoolOf(s).books(pageFree) },
 			func(s *sim) { newPoolOf(s).books(pageUsed) },
 		},
-		"an owner who was not told that an entry is gone": {"books",
+		"an owner who was not told that an entry is gone": {
+			"books",
 			func(s *sim) { newPoolOf(s).books(pageUsed, pageUsed) },
 			func(s *sim) { newPoolOf(s).books(pageUsed, pageTaken) },
 		},
-		"two entries in a page": {"overlap",
+		"two entries in a page": {
+			"overlap",
 			func(s *sim) { p := newPoolOf(s); s.log.at[place{1, p.r.at(1)}] = s.keys[0]; p.register(s.keys[1], 1) },
 			func(s *sim) { newPoolOf(s).register(s.keys[1], 1) },
 		},
-		"the version goes back": {"version",
+		"the version goes back": {
+			"version",
 			func(s *sim) { s.versionSet(meta.ClusterVersion-1, protocol.CodeOK) },
 			func(s *sim) {
 				s.versionSet(meta.ClusterVersion, protocol.CodeOK)

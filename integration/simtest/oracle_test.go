@@ -14,59 +14,73 @@ import (
 // TestOraclesFail feeds each oracle what it must not accept, and what it must.
 func TestOraclesFail(t *testing.T) {
 	checkOracles(t, map[string]lie{
-		"another entry at an index": {"log",
+		"another entry at an index": {
+			"log",
 			func(s *sim) { s.committed(&member{id: 1}, 2, 2, nil); s.committed(&member{id: 2}, 2, 3, nil) },
 			func(s *sim) { s.committed(&member{id: 1}, 2, 2, nil); s.committed(&member{id: 2}, 2, 2, nil) },
 		},
-		"an entry is left out": {"log",
+		"an entry is left out": {
+			"log",
 			func(s *sim) { s.committed(&member{id: 1}, 2, 2, nil); s.committed(&member{id: 1}, 4, 2, nil) },
 			func(s *sim) { s.committed(&member{id: 1}, 2, 2, nil); s.committed(&member{id: 1}, 3, 2, nil) },
 		},
-		"another state at an index": {"hash",
+		"another state at an index": {
+			"hash",
 			func(s *sim) { s.committed(&member{}, 2, 2, nil); s.compareState(&member{}, 2, 77) },
 			func(s *sim) { s.committed(&member{}, 2, 2, nil); s.compareState(&member{}, 2, s.log.entries[0].state) },
 		},
-		"a state ahead of the log": {"hash",
+		"a state ahead of the log": {
+			"hash",
 			func(s *sim) { s.compareState(&member{}, 9, 1) },
 			func(*sim) {},
 		},
-		"the model disagrees": {"model",
+		"the model disagrees": {
+			"model",
 			func(s *sim) { s.log.model = contrary{}; s.committed(&member{}, 2, 2, nil) },
 			func(s *sim) { s.committed(&member{}, 2, 2, nil) },
 		},
-		"two leaders in a term": {"leader",
+		"two leaders in a term": {
+			"leader",
 			func(s *sim) { s.leads(&member{id: 1}, 5); s.leads(&member{id: 2}, 5) },
 			func(s *sim) { s.leads(&member{id: 1}, 5); s.leads(&member{id: 2}, 6) },
 		},
-		"an acknowledgement without an entry": {"once",
+		"an acknowledgement without an entry": {
+			"once",
 			func(s *sim) { answerRegister(s, false, true) },
 			func(s *sim) { answerRegister(s, true, true) },
 		},
-		"an answer that is not the result": {"once",
+		"an answer that is not the result": {
+			"once",
 			func(s *sim) { answerRegister(s, true, false) },
 			func(s *sim) { answerRegister(s, true, true) },
 		},
-		"two answers": {"once",
+		"two answers": {
+			"once",
 			func(s *sim) { answerRegister(s, true, true); answerRegister(s, true, false) },
 			func(s *sim) { answerRegister(s, true, true); answerRegister(s, true, true) },
 		},
-		"a canceled request was carried out": {"once",
+		"a canceled request was carried out": {
+			"once",
 			func(s *sim) { answerRegister(s, true, true); s.canceled(1, 1) },
 			func(s *sim) { answerRegister(s, true, true); s.canceled(1, 2) },
 		},
-		"an entry that nobody registered": {"durable",
+		"an entry that nobody registered": {
+			"durable",
 			func(s *sim) { s.log.keys[s.keys[0]] = keyRecord{}; s.log.tally(nil) },
 			func(s *sim) { s.log.keys[s.keys[0]] = keyRecord{}; s.log.tally(map[string]bool{s.keys[0]: true}) },
 		},
-		"a page is written under a lease": {"lease",
+		"a page is written under a lease": {
+			"lease",
 			func(s *sim) { lendAndWrite(s, 100*ms, 0) },
 			func(s *sim) { lendAndWrite(s, 100*ms, 200*ms) },
 		},
-		"two owners": {"owner",
+		"two owners": {
+			"owner",
 			func(s *sim) { a, _ := own(s, 1, 0, 4); own(s, 2, 3, 4); _ = a },
 			func(s *sim) { own(s, 1, 0, 4); own(s, 2, 4, 4) },
 		},
-		"a write into what another owns": {"owner",
+		"a write into what another owns": {
+			"owner",
 			func(s *sim) {
 				c, r := own(s, 1, 0, 4)
 				r.hold.end()
@@ -75,27 +89,33 @@ func TestOraclesFail(t *testing.T) {
 			},
 			func(s *sim) { c, r := own(s, 1, 0, 4); s.write(c, r, 1, stamp{key: "a"}) },
 		},
-		"wrong bytes": {"bytes",
+		"wrong bytes": {
+			"bytes",
 			func(s *sim) { s.accepted(&client{}, "a", []stamp{{key: "a", version: 1}, {key: "a", version: 2}}) },
 			func(s *sim) { s.accepted(&client{}, "a", []stamp{{key: "a", version: 1}, {key: "a", version: 1}}) },
 		},
-		"bytes of another key": {"bytes",
+		"bytes of another key": {
+			"bytes",
 			func(s *sim) { s.accepted(&client{}, "a", []stamp{{key: "b", version: 1}}) },
 			func(s *sim) { s.accepted(&client{}, "a", []stamp{{key: "a", version: 1}}) },
 		},
-		"pushes out of order": {"push",
+		"pushes out of order": {
+			"push",
 			func(s *sim) { x := &clientConn{}; s.pushes.freed(x, freed(2)); s.pushes.freed(x, freed(1)) },
 			func(s *sim) { x := &clientConn{}; s.pushes.freed(x, freed(1)); s.pushes.freed(x, freed(2)) },
 		},
-		"a push that comes twice": {"push",
+		"a push that comes twice": {
+			"push",
 			func(s *sim) { x := &clientConn{}; s.pushes.freed(x, freed(2)); s.pushes.freed(x, freed(2)) },
 			func(s *sim) { s.pushes.freed(&clientConn{}, freed(2)); s.pushes.freed(&clientConn{}, freed(2)) },
 		},
-		"a page that is freed twice": {"push",
+		"a page that is freed twice": {
+			"push",
 			func(s *sim) { s.pushes.freed(&clientConn{}, freed(2, 7, 7)) },
 			func(s *sim) { s.pushes.freed(&clientConn{}, freed(2, 7, 8)) },
 		},
-		"a REVOKE after its answer": {"push",
+		"a REVOKE after its answer": {
+			"push",
 			func(s *sim) {
 				x := &clientConn{}
 				s.pushes.revoked(x, 1, 1)
@@ -107,7 +127,8 @@ func TestOraclesFail(t *testing.T) {
 				s.pushes.revoke(x, &protocol.RevokePush{RegionID: 1, Epoch: 2})
 			},
 		},
-		"what never happens": {"liveness",
+		"what never happens": {
+			"liveness",
 			func(s *sim) { s.await("it happens", sec, func() bool { return false }) },
 			func(s *sim) { s.await("it happens", sec, func() bool { return s.now > sec/2 }) },
 		},

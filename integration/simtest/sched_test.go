@@ -26,12 +26,13 @@ type event struct {
 
 type eventHeap []event
 
-func (h eventHeap) Len() int { return len(h) }
-func (h eventHeap) Less(i, j int) bool {
-	return h[i].at < h[j].at || h[i].at == h[j].at && h[i].seq < h[j].seq
+func (h *eventHeap) Len() int { return len(*h) }
+func (h *eventHeap) Less(i, j int) bool {
+	a, b := &(*h)[i], &(*h)[j]
+	return a.at < b.at || a.at == b.at && a.seq < b.seq
 }
-func (h eventHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
-func (h *eventHeap) Push(x any)   { *h = append(*h, x.(event)) }
+func (h *eventHeap) Swap(i, j int) { (*h)[i], (*h)[j] = (*h)[j], (*h)[i] }
+func (h *eventHeap) Push(x any)    { *h = append(*h, x.(event)) }
 func (h *eventHeap) Pop() any {
 	old := *h
 	e := old[len(old)-1]

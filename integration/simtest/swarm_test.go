@@ -277,15 +277,16 @@ func (k *tail) Write(b []byte) (int, error) {
 
 // work is a worker: it runs the seeds that it is asked for until there are no more.
 func work(t *testing.T) {
+	t.Helper()
 	orders := json.NewDecoder(os.Stdin)
 	out := json.NewEncoder(os.NewFile(3, "reports"))
 	for {
 		var x order
-		if err := orders.Decode(&x); errors.Is(err, io.EOF) {
+		err := orders.Decode(&x)
+		if errors.Is(err, io.EOF) {
 			return
-		} else {
-			require.NoError(t, err)
 		}
+		require.NoError(t, err)
 		o := runOptions(t, x.Seed, x.Ticks)
 		r := simulate(t, o)
 		said := report{Cover: r.cover}
