@@ -9,8 +9,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 )
 
@@ -122,4 +124,48 @@ func TestReadsWithoutConfirmationAreFound(t *testing.T) {
 		}
 	}
 	t.Error("no stale read was found")
+}
+
+// TestAProcessThatHasEndedItselfComesNoFurther checks what keeps Pebble from trying again for ever: tables are out of
+// reach then, and the log fails.
+func TestAProcessThatHasEndedItselfComesNoFurther(t *testing.T) {
+	bubble(t, func() {
+		fs := newDisk(1, 1).mount()
+		table, err := fs.Create("/1.sst", vfs.WriteCategoryUnspecified)
+		require.NoError(t, err)
+		log, err := fs.Create("/1.log", vfs.WriteCategoryUnspecified)
+		require.NoError(t, err)
+		_, err = log.Write([]byte("x"))
+		require.NoError(t, err)
+		fs.gone.Store(true)
+		back := 0
+		for _, use := range []func(){
+			func() { _, _ = table.Write([]byte("x")) },
+			func() { _, _ = table.ReadAt(make([]byte, 1), 0) },
+			func() { _, _ = fs.Create("/2.sst", vfs.WriteCategoryUnspecified) },
+			func() { _, _ = fs.Open("/1.sst") },
+		} {
+			go func() {
+				use()
+				back++
+			}()
+		}
+		synctest.Wait()
+		require.Zero(t, back)
+		_, err = log.Write([]byte("x"))
+		require.ErrorIs(t, err, errIO)
+	})
+}
+
+// TestOutputIsKeptInPart keeps the beginning and the end of what a process says: why it crashed, and the seed's line.
+func TestOutputIsKeptInPart(t *testing.T) {
+	var k tail
+	for i := range 3 * outputTail {
+		n, err := fmt.Fprintf(&k, "%d\n", i)
+		require.NoError(t, err)
+		require.Positive(t, n)
+	}
+	require.Len(t, k.b, outputTail)
+	require.True(t, strings.HasPrefix(string(k.b), "0\n1\n2\n"))
+	require.True(t, strings.HasSuffix(string(k.b), fmt.Sprintf("\n%d\n", 3*outputTail-1)))
 }
