@@ -64,10 +64,6 @@ func (l *linear) end(op *operation, out output) {
 	if l.straddles(op) {
 		return
 	}
-	if k := op.Input.(input).kind; l.s.mix.policy == "ttl" && !out.done && (k == opGet || k == opExists) {
-		l.cancel(op) // a leader sees that time is over before the log says so
-		return
-	}
 	op.over, op.Output, op.Return = true, out, l.s.now
 	l.close(op)
 }
@@ -139,8 +135,12 @@ func (l *linear) abandon(c *client) {
 	}
 }
 
-// drop is the removal of a key by a logged command that was no DELETE, proposed at one time and applied now.
+// drop is the removal of a key by a logged command that was no DELETE, proposed at one time and applied now. Under ttl
+// it is over when its time is, which is before: but what was over once does not come back.
 func (l *linear) drop(key string, proposed int64) {
+	if l.s.mix.policy == "ttl" {
+		proposed = 0
+	}
 	op := &operation{over: true}
 	op.ClientId, op.Call, op.Return = 0, proposed, l.s.now
 	op.Input, op.Output = input{kind: opDrop, key: key}, output{done: true}

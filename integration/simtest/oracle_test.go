@@ -259,3 +259,25 @@ func TestFailuresAreMadeSmaller(t *testing.T) {
 	require.Len(t, small.skip, 18)
 	require.Contains(t, small.line("abc"), "-seed=1 -ticks=51 -faults=power-loss -skip=1,2,4,")
 }
+
+// TestWhatIsOverDoesNotComeBack has an entry end by time: before the log says so, but for good.
+func TestWhatIsOverDoesNotComeBack(t *testing.T) {
+	for want, seen := range map[porcupine.CheckResult][]bool{
+		porcupine.Ok:      {true, false, false},
+		porcupine.Illegal: {true, false, true},
+	} {
+		l := newLinear(&sim{sched: newSched(), cover: newCoverage(), mix: mix{policy: "ttl"}})
+		do := func(kind opKind, out output) {
+			op := l.begin(&client{}, kind, "k", 7)
+			l.s.now++
+			l.end(op, out)
+			l.s.now++
+		}
+		do(opPut, output{done: true, version: 7})
+		for _, found := range seen {
+			do(opExists, output{done: found})
+		}
+		l.drop("k", l.s.now)
+		require.Equal(t, want, l.check(), "%v", seen)
+	}
+}
