@@ -316,7 +316,7 @@ func (c *client) handshake(p *proc, x *clientConn) *protocol.Error {
 	if old == nil || !old.ended {
 		reply, sentAt, e = c.sendHandshake(p, x, c.greeting(old))
 	}
-	if old != nil && e != nil && (e.Code == protocol.CodeSessionExpired || e.Code == protocol.CodeNotFound) {
+	if old != nil && e != nil && (e.Code == protocol.CodeSessionExpired || e.Code == protocol.CodeNotFound || e.Code == protocol.CodeForbidden) {
 		c.s.cover.SessionsLost++
 		c.endSession(p, old)
 		req := c.greeting(nil)

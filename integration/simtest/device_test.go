@@ -133,6 +133,9 @@ func (m *member) serveDevice(p *proc, d *device) {
 	d.claim = m.life
 	generation := s.rngMaster.Uint64() | 1
 	if known == nil {
+		if d.mem.generation != 0 {
+			d.mem = newMemory(d.size) // added after the snapshot that the index was restored from: whoever has it may write
+		}
 		_, code := m.do(p, &meta.AddDevice{
 			UUID: d.uuid, Path: "/pool/" + d.uuid, Node: "host", Tier: "cxl", Coherence: "hardware", Size: d.size,
 			DataOffset: headerSpan, Align: pageSize, Generation: generation, Volatile: true, BootID: hostBoot,

@@ -307,6 +307,7 @@ func (m *member) config() server.MasterConfig {
 		Unwatch:     func(id meta.SessionID) { delete(m.watched, id) },
 		DeviceReady: func(d meta.DeviceID, _ string, generation uint64) bool { return s.deviceReady(d, generation) },
 		Random:      s.rngMaster.Uint64,
+		Restored:    m.restored != nil,
 		MaxLease:    time.Duration(electionSpan), DefaultLease: 500 * time.Millisecond, SessionTTL: time.Duration(sessionTTL),
 		FlushInterval: 500 * time.Millisecond, TouchInterval: 200 * time.Millisecond, TouchBudget: 1000,
 		AllocTimeout: 2 * time.Second,
@@ -365,6 +366,9 @@ func (m *member) process() {
 		ok := false
 		m.enter(func() {
 			var err error
+			if m.core.LeadTerm() != 0 {
+				m.master.PumpAhead() // as raft.Node has it done when it looks for work
+			}
 			more, err = m.core.Process()
 			m.note(err)
 			ok = true
