@@ -58,24 +58,33 @@ type diskFS struct {
 	vfs.FS
 	d *disk
 	// gone says that the process which mounted it has ended itself. What works for it in the background comes no
-	// further than to the next use of a table: Pebble tries flushes and compactions again for ever, and counts on the
-	// process's end. Of other files it holds locks that others wait for: there the disk is broken.
+	// further than to its next new table: Pebble tries a flush again for ever, and counts on the process's end. What
+	// is under way ends as it would, for how far it has come depends on how goroutines are scheduled.
 	gone  atomic.Bool
 	never chan struct{}
+	mu    sync.Mutex
+	why   error // why it ended itself
+}
+
+// fail notes that the process ends itself.
+func (fs *diskFS) fail(err error) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	fs.why = err
+	fs.gone.Store(true)
+}
+
+// failed returns why the process ends itself, nil if it does not.
+func (fs *diskFS) failed() error {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	return fs.why
 }
 
 func (d *disk) mount() *diskFS { return &diskFS{FS: d.mem, d: d, never: make(chan struct{})} }
 
-// pass lets nobody through to a table who works for a process that has ended itself.
-func (fs *diskFS) pass(name string) {
-	if fs.gone.Load() && strings.HasSuffix(name, ".sst") {
-		<-fs.never
-	}
-}
-
 // change is called before each write, sync or change of a name.
 func (d *disk) change(fs *diskFS, name string, sync bool) error {
-	fs.pass(name)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if fs.FS != vfs.FS(d.mem) {
@@ -97,7 +106,7 @@ func (d *disk) change(fs *diskFS, name string, sync bool) error {
 			d.broken = true
 		}
 	}
-	if d.broken || fs.gone.Load() {
+	if d.broken {
 		d.failed++
 		return errIO
 	}
@@ -200,7 +209,9 @@ func (fs *diskFS) wrap(f vfs.File, err error, name string) (vfs.File, error) {
 
 // Create implements vfs.FS.
 func (fs *diskFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
-	fs.pass(name)
+	if fs.gone.Load() && strings.HasSuffix(name, ".sst") {
+		<-fs.never
+	}
 	if err := fs.d.change(fs, "", false); err != nil {
 		return nil, err
 	}
@@ -210,21 +221,18 @@ func (fs *diskFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error)
 
 // Open implements vfs.FS.
 func (fs *diskFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
-	fs.pass(name)
 	f, err := fs.FS.Open(name, opts...)
 	return fs.wrap(f, err, name)
 }
 
 // OpenReadWrite implements vfs.FS.
 func (fs *diskFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
-	fs.pass(name)
 	f, err := fs.FS.OpenReadWrite(name, c, opts...)
 	return fs.wrap(f, err, name)
 }
 
 // OpenDir implements vfs.FS.
 func (fs *diskFS) OpenDir(name string) (vfs.File, error) {
-	fs.pass(name)
 	f, err := fs.FS.OpenDir(name)
 	return fs.wrap(f, err, name)
 }
@@ -307,15 +315,8 @@ func (f *diskFile) SyncTo(n int64) (bool, error) {
 	return f.File.SyncTo(n)
 }
 
-// Read implements vfs.File.
-func (f *diskFile) Read(b []byte) (int, error) {
-	f.fs.pass(f.name)
-	return f.File.Read(b)
-}
-
 // ReadAt implements vfs.File. A misdirected read returns what lies in another block of the file.
 func (f *diskFile) ReadAt(b []byte, at int64) (int, error) {
-	f.fs.pass(f.name)
 	n, err := f.File.ReadAt(b, at)
 	d := f.fs.d
 	d.mu.Lock()

@@ -121,6 +121,14 @@ func (m *member) enter(fn func()) {
 	m.cpu--
 	if m.cpu == 0 {
 		synctest.Wait()
+		m.fate()
+	}
+}
+
+// fate takes note of the storage's word that the process must end, once nothing works any more.
+func (m *member) fate() {
+	if err := m.fs.failed(); err != nil && m.stopped == nil {
+		m.stopped = err
 	}
 }
 
@@ -138,12 +146,14 @@ func (m *member) aside(fn func()) {
 		fn()
 	}()
 	synctest.Wait()
+	m.fate()
 	if len(done) == 0 && m.stopped == nil {
 		select {
 		case r := <-done:
 			done <- r
 		case <-time.After(stuckAfter):
 		}
+		m.fate()
 	}
 	if len(done) > 0 {
 		if r := <-done; r != nil && m.stopped == nil { // a process whose storage has failed is gone, whatever is unwound
@@ -255,12 +265,7 @@ func (m *member) storeOptions() raft.StoreOptions {
 	m.fs = fs
 	return raft.StoreOptions{
 		FS: fs, CacheBytes: 1 << 20, MemTableBytes: 256 << 10, BallastBytes: -1, MinFreeBytes: 1 << 20,
-		FailStop: func(err error) {
-			if m.fs == fs {
-				m.stopped = err
-			}
-			fs.gone.Store(true)
-		}, Logger: m.s.logger,
+		FailStop: fs.fail, Logger: m.s.logger,
 		// A compaction that meets rot is tried again without end: there, a process would have exited.
 		DisableAutomaticCompactions: m.rotten,
 	}
