@@ -10,7 +10,7 @@ PLANTEDFLAGS ?=
 REPORTS      ?= bin/reports
 NIGHTMINUTES ?= 60
 
-.PHONY: all build test test-short race vet fmt fmt-check lint fuzz bench chaos planted merge nightly reliability clean
+.PHONY: all build test test-short race vet fmt fmt-check lint sim fuzz bench chaos planted merge nightly reliability clean
 
 all: build
 
@@ -19,7 +19,7 @@ build:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-X larder/cmd.commit=$$(git rev-parse --short=12 HEAD 2>/dev/null)" -o bin/larder ./cmd/larder
 
 # What must be green before a change is merged.
-test: fmt-check vet lint race fuzz
+test: fmt-check vet lint race sim fuzz
 
 # The same without the slow parts: seconds, for use while editing.
 test-short: fmt-check vet
@@ -27,6 +27,10 @@ test-short: fmt-check vet
 
 race:
 	$(GO) test $(RACE) -shuffle=on -timeout $(TESTTIMEOUT) ./...
+
+# The simulator without the race detector, which would leave it a tenth of the seeds.
+sim:
+	$(GO) test -count=1 -timeout $(TESTTIMEOUT) ./integration/simtest
 
 vet:
 	$(GO) vet ./...

@@ -41,7 +41,7 @@ func TestSwarm(t *testing.T) {
 	w := &swarm{t: t, total: newCoverage(), next: *flagFirst, seeds: *flagSeeds, ticks: ticksOr(10_000), begun: time.Now()}
 	if w.seeds == 0 && *flagMinutes == 0 {
 		w.seeds, w.ticks = defaultSeeds, ticksOr(defaultTicks)
-		if testing.Short() {
+		if testing.Short() || raced {
 			w.seeds = shortSeeds
 		}
 	}
