@@ -38,9 +38,10 @@ type StaleWatch struct {
 func WatchStale(l *Load, x *client.Client) *StaleWatch {
 	l.t.Helper()
 	w := &StaleWatch{t: l.t, ledger: l.Ledger}
-	var err error
-	w.pool, err = os.Open(l.c.Pool)
-	require.NoError(l.t, err)
+	Within(l.t, "the leader makes the pool's file", func() (err error) {
+		w.pool, err = os.Open(l.c.Pool)
+		return err
+	})
 	l.t.Cleanup(func() { require.NoError(l.t, w.pool.Close()) })
 	l.GoPaced(func(r *rand.Rand) {
 		key := fmt.Sprintf("stale/%d", r.IntN(staleKeys))
