@@ -58,7 +58,7 @@ func (c *Client) reclaim(freed []protocol.Page) {
 	c.pool.mu.Lock()
 	defer c.pool.mu.Unlock()
 	for i := range freed {
-		c.pool.freed(&freed[i], keyHash(freed[i].Key))
+		c.pool.freed(&freed[i])
 	}
 }
 

@@ -158,13 +158,13 @@ func (p *pool) use(t run) {
 
 // freed handles the news that an entry is gone: evicted, deleted, or freed by somebody else. A page is freed only if
 // it holds that very key: news may come twice, after the page has been used again.
-func (p *pool) freed(pg *protocol.Page, key uint64) {
+func (p *pool) freed(pg *protocol.Page) {
 	r := p.regions[pg.RegionID]
 	if r == nil {
 		return
 	}
 	page, n := r.pagesAt(pg.KVOffset, pg.KVLength)
-	if n == 0 || r.free.has(page) || r.keys[page] == 0 || len(pg.Key) > 0 && r.keys[page] != key {
+	if n == 0 || r.free.has(page) || r.keys[page] == 0 || len(pg.Key) > 0 && r.keys[page] != keyHash(pg.Key) {
 		return
 	}
 	if !r.used.has(page) {
@@ -193,7 +193,7 @@ func (p *pool) evicted(pg *protocol.Page) {
 			return
 		}
 	}
-	p.freed(pg, keyHash(pg.Key))
+	p.freed(pg)
 }
 
 // asks notes that a REQUEST_ALLOC is about to be sent.

@@ -78,20 +78,19 @@ func TestPageStates(t *testing.T) {
 	page := func(key string, at, n, after uint64) *protocol.Page {
 		return &protocol.Page{Key: []byte(key), RegionID: 1, KVOffset: at * 4096, KVLength: n * 4096, FreeAfterMS: after}
 	}
-	freed := func(pg *protocol.Page) { p.freed(pg, keyHash(pg.Key)) }
 
 	a, ok := p.takeRun(3)
 	require.True(t, ok)
 	require.Equal(t, 5, p.nfree)
 	r.keys[a.page] = keyHash([]byte("a"))
 	p.use(a)
-	freed(page("other", 0, 3, 0))
+	p.freed(page("other", 0, 3, 0))
 	require.Equal(t, 5, p.nfree, "another key's news")
-	freed(&protocol.Page{Key: []byte("a"), RegionID: 1, KVOffset: 100, KVLength: 1})
-	freed(&protocol.Page{Key: []byte("a"), RegionID: 1, KVOffset: 0, KVLength: 1 << 60})
-	freed(&protocol.Page{Key: []byte("a"), RegionID: 9, KVLength: 1})
+	p.freed(&protocol.Page{Key: []byte("a"), RegionID: 1, KVOffset: 100, KVLength: 1})
+	p.freed(&protocol.Page{Key: []byte("a"), RegionID: 1, KVOffset: 0, KVLength: 1 << 60})
+	p.freed(&protocol.Page{Key: []byte("a"), RegionID: 9, KVLength: 1})
 	require.Equal(t, 5, p.nfree, "places that are none")
-	freed(page("a", 0, 3, 100))
+	p.freed(page("a", 0, 3, 100))
 	require.Equal(t, 5, p.nfree, "in quarantine")
 	require.Positive(t, p.wakeResting())
 	now += 99e6
@@ -100,13 +99,13 @@ func TestPageStates(t *testing.T) {
 	now += 5e6
 	require.Zero(t, p.wakeResting())
 	require.Equal(t, 8, p.nfree)
-	freed(page("a", 0, 3, 0))
+	p.freed(page("a", 0, 3, 0))
 	require.Equal(t, 8, p.nfree, "freed once")
 
 	// News of the end of an entry comes before the answer to its REGISTER.
 	b, _ := p.takeRun(1)
 	r.keys[b.page] = keyHash([]byte("b"))
-	freed(page("b", uint64(b.page), 1, 0))
+	p.freed(page("b", uint64(b.page), 1, 0))
 	require.Equal(t, 7, p.nfree, "its fate is not known yet")
 	p.use(b)
 	require.Equal(t, 8, p.nfree)

@@ -26,7 +26,7 @@ func (c *Client) pushed(cn *conn, t protocol.Type, payload []byte) {
 		}
 		c.pool.mu.Lock()
 		for i := range p.Pages {
-			c.pool.freed(&p.Pages[i], keyHash(p.Pages[i].Key))
+			c.pool.freed(&p.Pages[i])
 		}
 		c.pool.mu.Unlock()
 		c.counters.freed.Add(uint64(len(p.Pages)))

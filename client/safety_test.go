@@ -20,7 +20,7 @@ func TestAPageFreedBeforeItsRegisterWasAnsweredRests(t *testing.T) {
 	p.add(r)
 	run, _ := p.takeRun(1)
 	r.keys[run.page] = keyHash([]byte("k"))
-	p.freed(&protocol.Page{Key: []byte("k"), RegionID: 1, KVLength: 4096, FreeAfterMS: 500}, keyHash([]byte("k")))
+	p.freed(&protocol.Page{Key: []byte("k"), RegionID: 1, KVLength: 4096, FreeAfterMS: 500})
 	now += 100e6
 	p.use(run)
 	p.wakeResting()

@@ -199,6 +199,9 @@ func (d *device) release(e extent, limit uint64) {
 // dataEnd is the end of the part of a device that regions are cut from.
 func (d *device) dataEnd() uint64 { return d.Size / d.Align * d.Align }
 
+// room is how many bytes regions can be cut from. A device may have shrunk to less than its header.
+func (d *device) room() uint64 { return max(d.dataEnd(), d.DataOffset) - d.DataOffset }
+
 // largestFree returns the longest free extent, and the sum of all.
 func (d *device) largestFree() (largest, total uint64) {
 	for _, e := range d.free {

@@ -141,7 +141,7 @@ func (p *planner) fits() AllocPlan {
 		return AllocPlan{} // the first is on its way: it is refused, or waited for, like a full pool
 	}
 	for _, d := range p.m.devices {
-		if p.least <= d.dataEnd()-min(d.DataOffset, d.dataEnd()) && p.least/p.pageSize <= MaxRegionPages {
+		if p.least <= d.room() && p.least/p.pageSize <= MaxRegionPages {
 			return AllocPlan{}
 		}
 	}
@@ -409,8 +409,7 @@ func (m *Machine) PlanEarly(id SessionID, pageSize, demand, percent uint64, g Gu
 	pool, given := uint64(0), uint64(0)
 	for _, d := range m.sortedDevices() {
 		_, free := d.largestFree()
-		size := max(d.dataEnd(), d.DataOffset) - d.DataOffset
-		pool, given = pool+size, given+size-min(size, free)
+		pool, given = pool+d.room(), given+d.room()-min(d.room(), free)
 	}
 	if demand <= own || given/100 < pool/100*percent/100 {
 		return 0

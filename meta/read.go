@@ -364,7 +364,7 @@ func (m *Machine) Stats() Stats {
 	for _, d := range m.devices {
 		_, free := d.largestFree()
 		s.FreeBytes += free
-		s.PoolBytes += max(d.dataEnd(), d.DataOffset) - d.DataOffset // it may have shrunk to less than its header
+		s.PoolBytes += d.room()
 	}
 	for _, t := range sortedValues(m.tenants, func(t *tenant) uint64 { return uint64(t.base) }) {
 		s.Tenants = append(s.Tenants, TenantStats{t.name, t.entries, t.bytes, t.pins})

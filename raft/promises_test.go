@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/raft/v3/raftpb"
 )
@@ -49,33 +48,11 @@ func TestAnswerFromBeforeAPauseDoesNotCount(t *testing.T) {
 // TestSyncOfTheFirstOfTwoRounds: of two rounds that are written together, the sync that the first needs is done by the
 // second, though that writes nothing that needs one itself.
 func TestSyncOfTheFirstOfTwoRounds(t *testing.T) {
-	mem := vfs.NewCrashableMem()
-	store, err := OpenStore("/data", testStoreOptions(mem))
-	require.NoError(t, err)
-	defer mustClose(t, store)
-	require.NoError(t, store.Bootstrap(7, 1, simMembers(1)))
-	core, err := NewCore(CoreConfig{
-		ID: 1, ClusterID: 7, Machine: newKV(store.State()), Send: func([]*pb.Message) {},
-	}, store)
-	require.NoError(t, err)
-	for more := true; more; {
-		more, err = core.Process()
-		require.NoError(t, err)
-	}
-	_, _, err = core.Propose([]byte("a=1"))
-	require.NoError(t, err)
-	r, err := core.begin()
-	require.NoError(t, err)
-	require.True(t, r.sync)
+	core, r, mem := roundToSync(t)
 	hard := core.log.hardState()
 	next := &round{append: &pb.Message{Term: new(hard.term), Vote: new(hard.vote), Commit: new(hard.commit)}}
 	require.True(t, next.writes())
-	n := &Node{cfg: NodeConfig{Boottime: func() int64 { return 0 }}, core: core}
-	require.NoError(t, n.write(r, next))
-	again, err := OpenStore("/data", testStoreOptions(mem.CrashClone(vfs.CrashCloneCfg{})))
-	require.NoError(t, err)
-	defer mustClose(t, again)
-	require.Equal(t, store.log.last, again.log.last, "acknowledged, and lost")
+	requireDurable(t, core, r, next, mem)
 }
 
 // TestAMinorityCommitsNothing: what a leader and fewer than half of the others have is not applied, and gone when the

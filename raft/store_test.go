@@ -476,10 +476,19 @@ func crashDuringInstall(t *testing.T, at int64) (crashed bool) {
 // TestTwoRoundsOneSync: of two rounds that are written together the last that writes anything must sync, also if the
 // second only has messages to answer.
 func TestTwoRoundsOneSync(t *testing.T) {
+	core, r, mem := roundToSync(t)
+	answer := &pb.Message{Type: pb.MsgPreVoteResp.Enum(), From: new(uint64(1)), To: new(uint64(2)), Reject: new(true)}
+	next := &round{append: &pb.Message{Responses: []*pb.Message{answer}}}
+	requireDurable(t, core, r, next, mem)
+}
+
+// roundToSync is a member of a cluster of one with a round begun that has an entry to sync.
+func roundToSync(t *testing.T) (*Core, *round, *vfs.MemFS) {
+	t.Helper()
 	mem := vfs.NewCrashableMem()
 	store, err := OpenStore("/data", testStoreOptions(mem))
 	require.NoError(t, err)
-	defer mustClose(t, store)
+	t.Cleanup(func() { mustClose(t, store) })
 	require.NoError(t, store.Bootstrap(7, 1, simMembers(1)))
 	core, err := NewCore(CoreConfig{
 		ID: 1, ClusterID: 7, Machine: newKV(store.State()), Send: func([]*pb.Message) {},
@@ -494,13 +503,16 @@ func TestTwoRoundsOneSync(t *testing.T) {
 	r, err := core.begin()
 	require.NoError(t, err)
 	require.True(t, r.sync)
-	answer := &pb.Message{Type: pb.MsgPreVoteResp.Enum(), From: new(uint64(1)), To: new(uint64(2)), Reject: new(true)}
-	next := &round{append: &pb.Message{Responses: []*pb.Message{answer}}}
+	return core, r, mem
+}
+
+// requireDurable writes two rounds with one sync, and requires that a loss of power right afterwards loses nothing.
+func requireDurable(t *testing.T, core *Core, r, next *round, mem *vfs.MemFS) {
+	t.Helper()
 	n := &Node{cfg: NodeConfig{Boottime: func() int64 { return 0 }}, core: core}
 	require.NoError(t, n.write(r, next))
-	clone := mem.CrashClone(vfs.CrashCloneCfg{})
-	again, err := OpenStore("/data", testStoreOptions(clone))
+	again, err := OpenStore("/data", testStoreOptions(mem.CrashClone(vfs.CrashCloneCfg{})))
 	require.NoError(t, err)
 	defer mustClose(t, again)
-	require.Equal(t, store.log.last, again.log.last, "acknowledged, and lost")
+	require.Equal(t, core.store.log.last, again.log.last, "acknowledged, and lost")
 }

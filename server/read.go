@@ -341,11 +341,11 @@ func (m *Master) exists(
 	sc.bools = sc.bools[:0]
 	m.state.RLock()
 	tenant, at := c.tenantID(m), m.reading(c, now)
-	for _, key := range req.Keys {
-		_, ok := at.Find(tenant, key)
-		sc.bools = append(sc.bools, ok)
-	}
+	sc.slots = at.FindAll(tenant, req.Keys, false, sc.slots[:0])
 	m.state.RUnlock()
+	for _, slot := range sc.slots {
+		sc.bools = append(sc.bools, slot != meta.None)
+	}
 	if at.Ahead() {
 		return out, m.stamp(c, &at)
 	}

@@ -10,20 +10,16 @@ import (
 // cut is a network that loses everything and says nothing.
 var cut = cluster.Rules{Swallow: true}
 
-// partitionLeader cuts the leader off from the others, in both directions. Clients still reach all.
-func partitionLeader(t *testing.T, name string) {
+// partitions cuts the network of a cluster again and again, in the ways that split has, each until stores go on.
+func partitions(t *testing.T, name string, s settings, fault string, split func(r *run, i int, leader *cluster.Node)) {
 	t.Helper()
-	r := begin(t, name, settings{})
+	r := begin(t, name, s)
 	var stood []time.Duration
 	r.until(caseTime, func(i int) {
 		leader := r.c.Leader()
-		rules := cut
-		if i%2 == 1 {
-			rules = cluster.Rules{Hold: true} // the network delivers everything when it is back
-		}
 		at := time.Now()
-		r.c.Links.Both(rules, []uint64{leader.ID}, r.ids(leader))
-		r.fault("partition of the leader")
+		split(r, i, leader)
+		r.fault(fault)
 		stood = append(stood, r.writing(at, 6))
 		r.sleep(0, time.Second)
 		r.c.Links.Heal()
@@ -31,38 +27,37 @@ func partitionLeader(t *testing.T, name string) {
 	})
 	r.spread("from partition to the next acknowledged store", stood, "<= 6 election timeouts", true)
 	r.finish()
+}
+
+// partitionLeader cuts the leader off from the others, in both directions. Clients still reach all.
+func partitionLeader(t *testing.T, name string) {
+	t.Helper()
+	partitions(t, name, settings{}, "partition of the leader", func(r *run, i int, leader *cluster.Node) {
+		rules := cut
+		if i%2 == 1 {
+			rules = cluster.Rules{Hold: true} // the network delivers everything when it is back
+		}
+		r.c.Links.Both(rules, []uint64{leader.ID}, r.ids(leader))
+	})
 }
 
 // partitionOneWay lets nothing through from the leader to the others, then nothing back.
 func partitionOneWay(t *testing.T, name string) {
 	t.Helper()
-	r := begin(t, name, settings{})
-	var stood []time.Duration
-	r.until(caseTime, func(i int) {
-		leader := r.c.Leader()
-		at := time.Now()
+	partitions(t, name, settings{}, "one-way partition of the leader", func(r *run, i int, leader *cluster.Node) {
 		if i%2 == 0 {
 			r.c.Links.Set(cut, []uint64{leader.ID}, r.ids(leader))
 		} else {
 			r.c.Links.Set(cut, r.ids(leader), []uint64{leader.ID})
 		}
-		r.fault("one-way partition of the leader")
-		stood = append(stood, r.writing(at, 6))
-		r.sleep(0, time.Second)
-		r.c.Links.Heal()
-		r.sleep(200*time.Millisecond, time.Second)
 	})
-	r.spread("from partition to the next acknowledged store", stood, "<= 6 election timeouts", true)
-	r.finish()
 }
 
 // partitionFive splits five members into three and two; the leader is in either part.
 func partitionFive(t *testing.T, name string) {
 	t.Helper()
-	r := begin(t, name, settings{members: 5, pool: "64MiB"})
-	var stood []time.Duration
-	r.until(caseTime, func(i int) {
-		leader := r.c.Leader()
+	five := settings{members: 5, pool: "64MiB"}
+	partitions(t, name, five, "partition of two of five", func(r *run, i int, leader *cluster.Node) {
 		minority := []uint64{leader.ID, r.ids(leader)[0]}
 		if i%2 == 1 {
 			minority = r.ids(leader)[:2]
@@ -73,16 +68,8 @@ func partitionFive(t *testing.T, name string) {
 				majority = append(majority, n.ID)
 			}
 		}
-		at := time.Now()
 		r.c.Links.Both(cut, minority, majority)
-		r.fault("partition of two of five")
-		stood = append(stood, r.writing(at, 6))
-		r.sleep(0, time.Second)
-		r.c.Links.Heal()
-		r.sleep(200*time.Millisecond, time.Second)
 	})
-	r.spread("from partition to the next acknowledged store", stood, "<= 6 election timeouts", true)
-	r.finish()
 }
 
 // bridge cuts the link between the leader and one follower, both of which the third member still sees: leadership must
