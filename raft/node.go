@@ -19,7 +19,7 @@ import (
 const (
 	defaultTick       = 100 * time.Millisecond
 	defaultFlushTicks = 5 // the state machine's flush interval: half a second of replay after a crash
-	spaceTicks        = 5 // free space is measured every half second: at 300 MB/s that is 150 MB, below the minimum
+	spaceTicks        = 2 // free space is measured every 200 ms: writes of 1 GB/s take 200 MB then, below the minimum
 	// witnessInterval bounds how long entries under load are durable before the witness knows of them.
 	witnessInterval = 50 * time.Millisecond
 	// gatherMax bounds the pause before a sync, on slow disks too.

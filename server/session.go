@@ -313,24 +313,24 @@ func (m *Master) closeSession(s *session, fenced bool) {
 		return
 	}
 	s.closing = true
+	ended := &m.n.SessionsExpired
+	if fenced {
+		ended = &m.n.SessionsFenced
+	}
 	err := m.do(&meta.CloseSession{ID: s.id, Fenced: fenced}, func(code protocol.Code, _ []byte) {
 		if code != protocol.CodeOK {
 			m.mu.Lock()
-			s.closing = false // the housekeeping tries again
+			s.closing = false // the housekeeping tries again, as often as a full disk refuses it
 			m.mu.Unlock()
+			return
 		}
+		ended.Add(1)
+		m.cfg.Logger.Info("closed a session", slog.Uint64("session", uint64(s.id)), slog.String("instance", s.instance),
+			slog.Bool("process_dead", fenced))
 	})
 	if err != nil {
 		s.closing = false // as above
-		return
 	}
-	if fenced {
-		m.n.SessionsFenced.Add(1)
-	} else {
-		m.n.SessionsExpired.Add(1)
-	}
-	m.cfg.Logger.Info("closing a session", slog.Uint64("session", uint64(s.id)), slog.String("instance", s.instance),
-		slog.Bool("process_dead", fenced))
 }
 
 // ProcessDied tells the Master that the process of a session has ended.
