@@ -96,7 +96,7 @@ func (m *Machine) allocRegion(s *session, c *Alloc, out *Results) {
 		return
 	}
 	m.stats.Evictions[min(c.Phase, 3)] += uint64(min(int(r.live), MaxDropPerCommand)) //nolint:gosec // not negative
-	m.empty(r)
+	m.empty(r, MaxDropPerCommand)
 	if r.live > 0 {
 		out.fail(protocol.CodePending)
 		return

@@ -118,11 +118,11 @@ func (m *Machine) sweepGrows(end uint64) {
 func (m *Machine) SweepPending() uint64 { return m.head.sweepLeft + m.migrating() }
 
 func (m *Machine) applySweep(c *Sweep, out *Results) {
-	m.migrate(int(min(c.Limit, MaxDropPerCommand)))
+	m.migrate(int(min(c.Limit, MaxChorePerCommand)))
 	dropped := uint64(0)
 	adopted := 0
 	for range c.Limit {
-		if m.head.sweepLeft == 0 || dropped >= MaxDropPerCommand || adopted >= MaxDropPerCommand {
+		if m.head.sweepLeft == 0 || dropped >= MaxChorePerCommand || adopted >= MaxChorePerCommand {
 			break
 		}
 		m.head.sweepLeft--

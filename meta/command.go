@@ -197,7 +197,7 @@ type RevokeDone struct {
 // FreeRegion gives a draining region's extent back.
 type FreeRegion struct{ Region RegionID }
 
-// EmptyRegion removes up to MaxDropPerCommand entries of a departed region.
+// EmptyRegion removes up to MaxChorePerCommand entries of a departed region.
 type EmptyRegion struct{ Region RegionID }
 
 // AddDevice adds a device, which nobody else can write to: it is new, or was replaced by another inode.

@@ -159,16 +159,16 @@ func (m *Machine) abandon(r *region) {
 // that is too many, by EmptyRegion.
 func (m *Machine) drain(r *region) {
 	m.setRegionState(r, RegionDraining)
-	m.empty(r)
+	m.empty(r, MaxDropPerCommand)
 	if r.live == 0 {
 		m.disown(r)
 	}
 }
 
-// empty removes up to MaxDropPerCommand entries of a region that is being taken, and returns how many.
-func (m *Machine) empty(r *region) int {
+// empty removes up to limit entries of a region that is being taken, and returns how many.
+func (m *Machine) empty(r *region, limit int) int {
 	n := 0
-	for ; n < MaxDropPerCommand && r.head != None; n++ {
+	for ; n < limit && r.head != None; n++ {
 		m.drop(r.head, ReasonTaken, true)
 	}
 	return n
@@ -200,7 +200,7 @@ func (m *Machine) applyMark(c *Mark, out *Results) {
 		m.drain(r)
 	} else {
 		m.setRegionState(r, RegionMarked)
-		m.empty(r)
+		m.empty(r, MaxDropPerCommand)
 	}
 	m.stats.Evictions[3]++
 	out.code(0)
@@ -227,7 +227,7 @@ func (m *Machine) applyEmptyRegion(c *EmptyRegion, out *Results) {
 		out.fail(protocol.CodePending)
 		return
 	}
-	n := m.empty(r)
+	n := m.empty(r, MaxChorePerCommand)
 	left := uint64(r.live)
 	if left == 0 && (r.state == RegionDeparted || r.state == RegionDraining) {
 		m.drain(r)

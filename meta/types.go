@@ -42,8 +42,11 @@ const (
 	MaxSessionPins = 4096
 	// MaxDurablePins bounds durable and soft pins of one tenant.
 	MaxDurablePins = 65536
-	// MaxDropPerCommand bounds the entries that one command removes: about 2 ms of the state machine's time.
+	// MaxDropPerCommand bounds the entries that one command removes: as many as one REQUEST_ALLOC may need pages for.
 	MaxDropPerCommand = 4096
+	// MaxChorePerCommand bounds those that Sweep or EmptyRegion removes, or hands to another policy: about 3 ms of the
+	// leader's time where nothing of them is in a cache, so that no lookup waits longer.
+	MaxChorePerCommand = 1024
 	// MaxRemembered bounds the bytes of remembered replies of one session.
 	MaxRemembered = 4 << 20
 	// MinPageSize is the smallest page, and the alignment of extents.

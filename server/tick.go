@@ -18,7 +18,7 @@ const (
 	fenceInterval = time.Second
 	// trimInterval is how often the lease table gives memory back.
 	trimInterval = 250 * time.Millisecond
-	// sweepSlots are looked at by one Sweep: about 1 ms of the state machine's time, so that no lookup waits longer.
+	// sweepSlots are looked at by one Sweep: about 1 ms if their entries live; it removes far fewer.
 	sweepSlots = 8192
 )
 

@@ -165,11 +165,11 @@ func (w *world) guesses(g *meta.Group) uint64 {
 
 // sweep looks at the next slots and removes the entries that are dead.
 func (w *world) sweep(c *meta.Sweep, raw []byte) result {
-	w.sweepPolicies(int(min(c.Limit, meta.MaxDropPerCommand)))
+	w.sweepPolicies(int(min(c.Limit, meta.MaxChorePerCommand)))
 	w.sweeps++
 	dropped := uint64(0)
 	for range c.Limit {
-		if w.sweepLeft == 0 || dropped >= meta.MaxDropPerCommand {
+		if w.sweepLeft == 0 || dropped >= meta.MaxChorePerCommand {
 			break
 		}
 		w.sweepLeft--

@@ -61,7 +61,7 @@ func (w *world) abandon(r *region) {
 // drain does the same and removes them.
 func (w *world) drain(r *region) {
 	r.state = meta.RegionDraining
-	w.empty(r)
+	w.empty(r, meta.MaxDropPerCommand)
 	if w.live(r) == 0 {
 		w.disown(r)
 	}
@@ -74,10 +74,10 @@ func (w *world) disown(r *region) {
 	w.forget(s)
 }
 
-// empty removes entries of a region that is being taken, the newest first, at most as many as one command may.
-func (w *world) empty(r *region) int {
+// empty removes entries of a region that is being taken, the newest first, at most so many.
+func (w *world) empty(r *region, most int) int {
 	in := w.in(r)
-	in = in[:min(len(in), meta.MaxDropPerCommand)]
+	in = in[:min(len(in), most)]
 	for _, e := range in {
 		w.drop(e, meta.ReasonTaken, true)
 	}
@@ -176,7 +176,7 @@ func (w *world) allocRegion(s *session, c *meta.Alloc, got *meta.AllocResult) bo
 	if r == nil || !w.givable(r, s, c) {
 		return false
 	}
-	w.counts.Evictions[min(c.Phase, 3)] += uint64(w.empty(r))
+	w.counts.Evictions[min(c.Phase, 3)] += uint64(w.empty(r, meta.MaxDropPerCommand))
 	if w.live(r) > 0 {
 		return false
 	}
@@ -245,7 +245,7 @@ func (w *world) mark(c *meta.Mark) result {
 		return result{}
 	}
 	r.state = meta.RegionMarked
-	w.empty(r)
+	w.empty(r, meta.MaxDropPerCommand)
 	return result{}
 }
 
@@ -268,7 +268,7 @@ func (w *world) emptyRegion(c *meta.EmptyRegion) result {
 		r.state == meta.RegionDeparted && w.pinned(r) > 0 {
 		return refused(protocol.CodePending)
 	}
-	n := w.empty(r)
+	n := w.empty(r, meta.MaxChorePerCommand)
 	left := w.live(r)
 	w.emptied(r)
 	return result{value: meta.CountResult{Count: uint64(n), Left: uint64(left)}}
