@@ -88,14 +88,15 @@ func (s *session) remember(seq uint64) ([]byte, SeqState) {
 	}
 }
 
-// ack forgets the answers below acked. Its cost is bounded by the window.
+// ack forgets the answers below acked: those that are remembered are of the window that begins at s.acked.
 func (m *Machine) ack(s *session, acked uint64) {
 	if acked <= s.acked {
 		return
 	}
-	for i, a := range s.answers {
-		if a != nil && a.seq < acked {
-			s.answers[i] = nil
+	for i := range min(acked-s.acked, protocol.Window) {
+		at := (s.acked + i) % protocol.Window
+		if a := s.answers[at]; a != nil {
+			s.answers[at] = nil
 			s.remembered -= len(a.result)
 			m.gone(a)
 		}
@@ -325,7 +326,7 @@ func (s *session) load(key, value *decoder) {
 
 func (a *answer) appendKey(b []byte) []byte {
 	b = binary.BigEndian.AppendUint64(append(b, recAnswer), uint64(a.session))
-	return append(b, byte(a.seq%protocol.Window))
+	return append(b, byte(a.seq%protocol.Window)) // a Window is at most 256 long
 }
 
 func (a *answer) appendValue(b []byte) []byte {

@@ -100,7 +100,7 @@
 //	MaxNameBytes  256     instance id, tenant, model and other names
 //	MaxTextBytes  4096    path, address, text of an error
 //	MaxDepth      16      nesting of a value that is skipped
-//	Window        64      open seqs of a session
+//	Window        256     open seqs of a session
 //
 // # Use in Go
 //

@@ -79,7 +79,7 @@ const (
 	// CompressAbove is the size in bytes from which a payload is worth compressing.
 	CompressAbove = 64 << 10
 	// Window is how far a session's seq may run ahead of its acked, and so how many replies are remembered for it.
-	Window = 64
+	Window = 256
 )
 
 // Mutation is carried by every request that changes state in a native session.

@@ -318,7 +318,7 @@ func (b *bench) fillPool(s *session) error {
 // policies compares a store with space free under each policy with one under a policy that does nothing. Each takes its
 // turn several times and its best counts: what else a shared machine does only ever slows it.
 func (b *bench) policies() error {
-	const rounds, entries = 5, 200_000
+	const rounds, entries = 9, 300_000
 	names := policy.Names()
 	type figures struct{ rates, tails []float64 }
 	all := make(map[string]*figures)
@@ -396,8 +396,12 @@ func (b *bench) restartWith(entries uint64, most time.Duration) (err error) {
 	}
 	perEntry := float64(max(heap(), before)-before) / float64(entries)
 	label := strconv.FormatUint(entries, 10)
-	b.aim(Row{Name: "heap per entry at " + label + " entries with keys of 32 bytes", Value: perEntry, Unit: "B"},
-		"<= 220 B at 10M", perEntry <= 220)
+	held := Row{Name: "heap per entry at " + label + " entries with keys of 32 bytes", Value: perEntry, Unit: "B"}
+	if entries < 10_000_000 {
+		b.add(held) // what a server needs at any size is still a part of it
+	} else {
+		b.aim(held, "<= 220 B", perEntry <= 220)
+	}
 	pause := longestPause()
 	b.aim(Row{
 		Name: "longest stop of a garbage collection with " + label + " entries", Value: float64(pause.Microseconds()) / 1e3, Unit: "ms",

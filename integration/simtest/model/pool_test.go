@@ -252,7 +252,7 @@ func (g *generator) protected(id meta.SessionID, c meta.Command) command {
 	case n < 6:
 		h = meta.Header{} // nobody's
 	case n < 8:
-		h.Seq = g.seqs[id] + g.Uint64N(200) // perhaps far ahead
+		h.Seq = g.seqs[id] + g.Uint64N(3*protocol.Window) // perhaps far ahead
 	default:
 		g.seqs[id]++
 		h.Seq = g.seqs[id]
