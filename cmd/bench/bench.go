@@ -80,9 +80,9 @@ var groups = []group{
 	{"evict", false, (*bench).evictions},
 	{"full", false, (*bench).fullPool},
 	{"data", false, (*bench).data},
-	{"policies", false, (*bench).policies},
 	{"restart", false, (*bench).restart},
 	{"lost", false, (*bench).lost},
+	{"policies", true, (*bench).policies},
 	{"lost-5M", true, (*bench).lostLong},
 	{"memory-10M", true, (*bench).tenMillion},
 }
