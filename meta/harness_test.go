@@ -90,7 +90,9 @@ func (p *pool) device(size uint64) DeviceID {
 }
 
 func (p *pool) open(instance string) SessionID {
-	code, body := p.apply(Header{}, &OpenSession{Instance: instance, TTLMS: 10_000, Secret: p.index + 99})
+	code, body := p.apply(Header{}, &OpenSession{
+		Instance: instance, TTLMS: 10_000, Secret: p.index + 99, Features: protocol.FeaturePush,
+	})
 	require.Zero(p.tb, code)
 	r, err := DecodeSession(body)
 	require.NoError(p.tb, err)

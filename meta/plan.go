@@ -378,8 +378,8 @@ func (p *planner) others() AllocPlan {
 			p.wait = true // it may come free: its owner may answer, or be proven dead
 			return false
 		}
-		if r.state != RegionOwned || r.owner == p.s || r.pinned > 0 || r.length < p.least || r.owner.ttlMS == 0 {
-			return false // a client without a real session could never be asked
+		if r.state != RegionOwned || r.owner == p.s || r.pinned > 0 || r.length < p.least || !r.owner.hears() {
+			return false
 		}
 		if !p.last && p.at.now-r.bornMS < p.m.settings.MinRegionAgeMS {
 			young = true

@@ -125,10 +125,13 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		d.MaybeScanArgs(t, "min-age", &n.MinRegionAgeMS)
 		return s.verdict(0, &SetSettings{n})
 	case "open":
-		name := d.CmdArgs[0].Key
+		name, features := d.CmdArgs[0].Key, uint64(protocol.FeaturePush)
+		if d.HasArg("deaf") {
+			features = 0
+		}
 		code, body := s.apply(Header{}, &OpenSession{
 			Instance: name, Tenant: s.text(t, d, "tenant"), TTLMS: 1000, Secret: 5 + s.index, Replaces: s.names[s.text(t, d, "replaces")],
-			Proof: s.secretOf(s.text(t, d, "replaces")),
+			Proof: s.secretOf(s.text(t, d, "replaces")), Features: features,
 		})
 		if code != 0 {
 			return code.String() + "\n"

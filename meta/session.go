@@ -30,6 +30,10 @@ type session struct {
 	pins       []*pin // its own, oldest first
 }
 
+// hears reports whether the session's client can be asked for a region. Others keep theirs until they end: the entries
+// would be dropped for nothing.
+func (s *session) hears() bool { return s.ttlMS != 0 && s.features&protocol.FeaturePush != 0 }
+
 // answer is what became of a seq.
 type answer struct {
 	object
