@@ -71,18 +71,18 @@ chaos:
 # processes, the planted bugs. Writes docs/RELIABILITY.md.
 merge:
 	@mkdir -p $(REPORTS)
-	$(GO) test -count=1 -timeout 0 ./integration/simtest -run '^TestSwarm$$' -seeds=200 -ticks=10000 -json=$(abspath $(REPORTS))/sim.json
-	$(GO) test -count=1 -timeout 0 ./integration/chaos -run '^TestChaos$$' -cases=12 -json=$(abspath $(REPORTS))/chaos.json
+	$(GO) test -count=1 -timeout 0 ./integration/simtest -run '^TestSwarm$$' -seeds=200 -ticks=10000 -report=$(abspath $(REPORTS))/sim.json
+	$(GO) test -count=1 -timeout 0 ./integration/chaos -run '^TestChaos$$' -cases=12 -report=$(abspath $(REPORTS))/chaos.json
 	$(GO) run ./integration/planted --json $(REPORTS)/planted.json $(PLANTEDFLAGS)
 	@$(MAKE) --no-print-directory reliability
 
-# An hour of simulated clusters, an hour of random faults against real processes, two minutes for each decoder.
+# An hour of simulated clusters, an hour of random faults against real processes, one for each decoder.
 nightly:
 	@mkdir -p $(REPORTS)
-	$(GO) test -count=1 -timeout 0 ./integration/simtest -run '^TestSwarm$$' -minutes=$(NIGHTMINUTES) -ticks=10000 -json=$(abspath $(REPORTS))/sim.json
-	$(GO) test -count=1 -timeout 0 ./integration/chaos -run '^TestChaos$$' -cases=all -minutes=$(NIGHTMINUTES) -json=$(abspath $(REPORTS))/chaos.json
+	$(GO) test -count=1 -timeout 0 ./integration/simtest -run '^TestSwarm$$' -minutes=$(NIGHTMINUTES) -ticks=10000 -report=$(abspath $(REPORTS))/sim.json
+	$(GO) test -count=1 -timeout 0 ./integration/chaos -run '^TestChaos$$' -cases=all -minutes=$(NIGHTMINUTES) -report=$(abspath $(REPORTS))/chaos.json
 	$(GO) run ./integration/planted --json $(REPORTS)/planted.json $(PLANTEDFLAGS)
-	$(MAKE) fuzz FUZZTIME=2m
+	$(MAKE) fuzz FUZZTIME=1m
 	@$(MAKE) --no-print-directory reliability
 
 # Writes docs/RELIABILITY.md from the reports of the last runs.

@@ -7,6 +7,6 @@
 // everything must work again, all replicas agree, and every byte of the index be found in the pool.
 //
 // The default run has the first three cases. -cases=12 runs twelve, -cases=all every one, -cases=disk-full,clog those;
-// -minutes=60 draws faults at random for an hour, from -seed. -json=FILE writes what was counted and measured; the same
+// -minutes=60 draws faults at random for an hour, from -seed. -report=FILE writes what was counted and measured; the same
 // is printed as a table.
 package chaos

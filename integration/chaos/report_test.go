@@ -22,7 +22,7 @@ var (
 	casesFlag   = flag.String("cases", "3", "how many cases to run, \"all\", or their names with commas between")
 	minutesFlag = flag.Float64("minutes", 0, "draw faults at random for so many minutes")
 	seedFlag    = flag.Uint64("seed", 0, "seed of the random faults; 0 draws one")
-	jsonFlag    = flag.String("json", "", "file for the report")
+	jsonFlag    = flag.String("report", "", "file for the report")
 )
 
 // report is what a run counted and measured.

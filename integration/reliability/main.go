@@ -20,7 +20,7 @@ import (
 	"strings"
 )
 
-// simReport is what integration/simtest writes with -json; see its coverage.
+// simReport is what integration/simtest writes with -report; see its coverage.
 type simReport struct {
 	Seeds       uint64            `json:"seeds"`
 	Ticks       uint64            `json:"ticks"`
@@ -39,7 +39,7 @@ type simReport struct {
 	PagesRead   uint64            `json:"pages_read"`
 }
 
-// chaosReport is what integration/chaos writes with -json.
+// chaosReport is what integration/chaos writes with -report.
 type chaosReport struct {
 	Seconds float64  `json:"seconds"`
 	Seeds   []uint64 `json:"seeds"`

@@ -11,7 +11,7 @@ import (
 	"larder/protocol"
 )
 
-// coverage counts what runs have done. It is printed at the end and, with -json, written to a file.
+// coverage counts what runs have done. It is printed at the end and, with -report, written to a file.
 type coverage struct {
 	Seeds            uint64            `json:"seeds"`
 	Ticks            uint64            `json:"ticks"`

@@ -7,6 +7,6 @@
 // agree, and every acknowledged entry must be there. Oracles watch all the time: see the files whose names begin so.
 //
 //	go test ./integration/simtest                                   a short swarm
-//	go test ./integration/simtest -run '^TestSwarm$' -seeds=200 -ticks=10000 -json=out.json
+//	go test ./integration/simtest -run '^TestSwarm$' -seeds=200 -ticks=10000 -report=out.json
 //	go test ./integration/simtest -run '^TestSeed$' -seed=7 -ticks=3000 one run, as a failure prints it
 package simtest

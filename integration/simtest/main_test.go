@@ -22,7 +22,7 @@ var (
 	flagFirst   = flag.Uint64("first", 1, "the first seed of TestSwarm")
 	flagTicks   = flag.Int("ticks", 0, "ticks of a run; 0 is 10,000")
 	flagMinutes = flag.Float64("minutes", 0, "TestSwarm goes on for so long, whatever -seeds says")
-	flagJSON    = flag.String("json", "", "write the counts to this file")
+	flagJSON    = flag.String("report", "", "write the counts to this file")
 	flagFaults  = flag.String("faults", "all", "classes of faults that are allowed, with commas; all, none")
 	flagSkip    = flag.String("skip", "", "numbers of faults to leave out, with commas")
 	flagWorker  = flag.Bool("worker", false, "run the seeds that standard input names; for TestSwarm's own processes")
