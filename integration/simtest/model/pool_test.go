@@ -139,7 +139,9 @@ func (p *pool) device(uuid string, pages uint64) {
 }
 
 func (p *pool) session(instance, tenant string, ttl uint64) meta.SessionID {
-	p.apply(nil, command{Command: &meta.OpenSession{Instance: instance, Tenant: tenant, TTLMS: ttl, Secret: p.index + 99}})
+	p.apply(nil, command{Command: &meta.OpenSession{
+		Instance: instance, Tenant: tenant, TTLMS: ttl, Secret: p.index + 99, Features: protocol.FeaturePush,
+	}})
 	code, body := p.answer()
 	require.Zero(p.tb, code)
 	r, err := meta.DecodeSession(body)
