@@ -3,6 +3,7 @@ package simtest
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"path"
@@ -11,6 +12,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/zeebo/xxh3"
 )
 
 // blockSize is what a disk writes at once.
@@ -33,12 +35,11 @@ type disk struct {
 	// failIn operations on the log or the witness one fails, and all later ones; 0 = none.
 	failIn int
 	broken bool
-	// misreadIn reads one returns another block of its file, 0 = none.
-	misreadIn int
+	// misreadOf places one is read from another block of its file, until the next crash; 0 = none. Which ones follows
+	// from the place, for Pebble reads from several goroutines, and in another order each time.
+	misreadOf uint64
 	syncs     uint64 // so far
-	misread   uint64
-	failed    uint64
-	sick      bool // something has been made to fail since the last start
+	sick      bool   // something has been made to fail since the last start
 }
 
 func newDisk(seed, id uint64) *disk {
@@ -107,7 +108,6 @@ func (d *disk) change(fs *diskFS, name string, sync bool) error {
 		}
 	}
 	if d.broken {
-		d.failed++
 		return errIO
 	}
 	return nil
@@ -190,7 +190,7 @@ func (d *disk) crash(keep int, torn bool) {
 		d.after = d.clone(keep, torn)
 	}
 	d.mem, d.after = d.after, nil
-	d.crashIn, d.failIn, d.misreadIn, d.broken, d.sick = 0, 0, 0, false, false
+	d.crashIn, d.failIn, d.misreadOf, d.broken, d.sick = 0, 0, 0, false, false
 }
 
 // lost reports whether the power was lost in the middle of something.
@@ -321,10 +321,11 @@ func (f *diskFile) ReadAt(b []byte, at int64) (int, error) {
 	d := f.fs.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.misreadIn == 0 || n < blockSize/8 {
+	if d.misreadOf == 0 || n < blockSize/8 {
 		return n, err
 	}
-	if d.misreadIn--; d.misreadIn > 0 {
+	place := xxh3.HashString(fmt.Sprintf("%d/%d/%d/%s/%d", d.seed, d.id, d.drawn, f.name, at))
+	if place%d.misreadOf != 0 {
 		return n, err
 	}
 	other := make([]byte, n)
@@ -332,9 +333,8 @@ func (f *diskFile) ReadAt(b []byte, at int64) (int, error) {
 	if serr != nil || info.Size() <= blockSize {
 		return n, err
 	}
-	from := d.draw().Int64N(info.Size()/blockSize) * blockSize
+	from := int64(place / d.misreadOf % uint64(info.Size()/blockSize) * blockSize) //nolint:gosec // below the file's size
 	if m, rerr := f.File.ReadAt(other, from); m > 0 && (rerr == nil || errors.Is(rerr, io.EOF)) {
-		d.misread++
 		copy(b, other[:min(m, blockSize)])
 	}
 	return n, err

@@ -84,10 +84,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestRunsRepeat runs seeds twice: all that happens is the same, bit for bit.
+// TestRunsRepeat runs seeds twice: all that happens is the same, bit for bit. -seeds, -first and -ticks ask for more.
 func TestRunsRepeat(t *testing.T) {
-	for seed := range uint64(4) {
-		o := runOptions(t, 1000+seed, 400)
+	seeds, first := 4, uint64(1000)
+	if *flagSeeds > 0 {
+		seeds, first = *flagSeeds, *flagFirst
+	}
+	for seed := first; seed < first+uint64(seeds); seed++ { //nolint:gosec // positive
+		o := runOptions(t, seed, ticksOr(400))
 		o.faults = allClasses
 		a, b := simulate(t, o), simulate(t, o)
 		require.Equal(t, a.trace, b.trace, "seed %d", o.seed)

@@ -267,7 +267,7 @@ func (m *member) storeOptions() raft.StoreOptions {
 		FS: fs, CacheBytes: 1 << 20, MemTableBytes: 256 << 10, BallastBytes: -1, MinFreeBytes: 1 << 20,
 		FailStop: fs.fail, Logger: m.s.logger,
 		// A compaction that meets rot is tried again without end: there, a process would have exited.
-		DisableAutomaticCompactions: m.rotten,
+		DisableAutomaticCompactions: m.rotten || m.disk.misreadOf > 0,
 	}
 }
 

@@ -360,16 +360,17 @@ func (x *strike) rot() func() {
 	}
 }
 
-// misread makes one read of a member's disk return another block, at its next start or snapshot.
+// misread makes some reads of a member's disk return another block, from its next start on.
 func (x *strike) misread() func() {
 	m := x.member
-	in := 1 + x.s.rngFaults.IntN(40)
+	of := 1 + x.s.rngFaults.Uint64N(40)
 	if !m.up() || !x.s.spare(m) {
 		return nil
 	}
 	return func() {
 		m.powerOff(100, false)
-		m.disk.misreadIn, m.disk.sick = in, true
+		m.disk.draw() // other places than the last time
+		m.disk.misreadOf, m.disk.sick = of, true
 	}
 }
 

@@ -26,7 +26,7 @@ func (s *sim) peace() {
 	for _, m := range s.sorted() {
 		m.disk.full(false)
 		m.disk.mu.Lock()
-		m.disk.crashIn, m.disk.failIn, m.disk.misreadIn = 0, 0, 0
+		m.disk.crashIn, m.disk.failIn, m.disk.misreadOf = 0, 0, 0
 		m.disk.mu.Unlock()
 		m.slowTo, m.lagging = 0, false
 		if m.life != nil {
