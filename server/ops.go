@@ -374,15 +374,6 @@ func (s *Server) pin(ctx context.Context, cmd *meta.Pin) ([]bool, error) {
 	return out, nil
 }
 
-// Clear drops everything in scope, of all tenants unless it names one; nothing of it is served any more when it
-// returns nil. Leader only.
-func (s *Server) Clear(ctx context.Context, scope ClearScope) error {
-	ctx, cancel := bounded(ctx)
-	defer cancel()
-	_, err := s.do(ctx, &meta.Clear{All: scope.All, Prefix: scope.Prefix, Context: scope.Context})
-	return err
-}
-
 // Drain takes all regions from an instance, and returns how many it has asked for. What is in them is dropped; the
 // client is told to let go of them. Leader only.
 func (s *Server) Drain(ctx context.Context, instance string) (int, error) {

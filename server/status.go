@@ -125,13 +125,6 @@ type CheckReport struct {
 // maxProblems bounds a CheckReport: an operator needs examples, not millions of lines.
 const maxProblems = 1000
 
-// ClearScope says what Clear drops. Exactly one of its fields is set.
-type ClearScope struct {
-	All     bool
-	Prefix  []byte
-	Context *meta.Context // empty fields match everything
-}
-
 // PinSpec is an operator's pin.
 type PinSpec struct {
 	Owner string        // name that it is listed and undone by
