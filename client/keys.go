@@ -217,10 +217,12 @@ func (c *Client) Lookup(ctx context.Context, key []byte) (protocol.Location, err
 // LookupBatch says for each key whether it is held, and counts a use of each that is. With stopAtMiss it ends at the
 // first that is not. It is the lookup alone, without its bytes.
 func (c *Client) LookupBatch(ctx context.Context, keys [][]byte, stopAtMiss bool) (found int, err error) {
+	asked := 0
 	err = c.inBatches(keys, func(part [][]byte) error {
-		if stopAtMiss && found%protocol.MaxBatch != 0 {
-			return nil // an earlier part ended with a miss
+		if stopAtMiss && found < asked {
+			return nil // an earlier part has a miss
 		}
+		asked += len(part)
 		m := c.newLookup()
 		defer c.freeLookup(m)
 		m.forMany(part, stopAtMiss)
