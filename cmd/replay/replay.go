@@ -75,7 +75,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	if cfg.PageSize < MinBlock || cfg.PageSize%8 != 0 {
 		return nil, fmt.Errorf("replay: a page of %d bytes holds no block: take a multiple of 4096", cfg.PageSize)
 	}
-	r := &runner{cfg: cfg, trace: trace}
+	r := &runner{cfg: cfg, trace: trace, prefix: client.PrefixContext{Model: "replay", Salt: cfg.KeyPrefix}}
 	if err := r.connect(ctx); err != nil {
 		return nil, err
 	}
@@ -138,6 +138,7 @@ func (cfg *Config) defaults() {
 type runner struct {
 	cfg     Config
 	trace   []Request
+	prefix  client.PrefixContext // of all blocks
 	workers []*worker
 	start   int64 // BOOTTIME
 
@@ -309,7 +310,7 @@ func (w *worker) request(ctx context.Context, q *Request) error {
 	}
 	w.r.live.prefixHits.Add(uint64(hits)) //nolint:gosec // not negative
 	if hits < len(q.HashIDs) {
-		if err := w.store(ctx, q.HashIDs[hits:], w.keys[hits:]); err != nil {
+		if err := w.store(ctx, q.HashIDs, hits); err != nil {
 			return err
 		}
 	}
@@ -391,8 +392,24 @@ func (w *worker) walk(ctx context.Context, ids []uint64, keys [][]byte) (hits in
 	return hits, nil
 }
 
-// store makes and stores blocks. Those that turn out to be held count as hits of blocks, not of prefixes.
-func (w *worker) store(ctx context.Context, ids []uint64, keys [][]byte) error {
+// prefixHash is the rolling hash that a block is registered under: its id is one already. It is never 0, which stands
+// for no block where a parent is named; traces begin with 0.
+func prefixHash(id uint64) uint64 { return id + 1 }
+
+// attrs says which block of its request one is, so that policies that go by prefixes have something to go by. The
+// context is that of the run's keys: a block is never taken for one that another run has stored under another key.
+func (w *worker) attrs(request []uint64, i int) client.Attrs {
+	a := client.Attrs{Context: &w.r.prefix, HasPrefix: true, Hash: prefixHash(request[i]), Index: uint64(i)} //nolint:gosec // not negative
+	if i > 0 {
+		a.Parent = prefixHash(request[i-1])
+	}
+	return a
+}
+
+// store makes and stores the blocks of a request from one on. Those that turn out to be held count as hits of blocks,
+// not of prefixes.
+func (w *worker) store(ctx context.Context, request []uint64, from int) error {
+	ids, keys := request[from:], w.keys[from:]
 	size := int(w.r.cfg.PageSize) //nolint:gosec // checked by the client
 	if need := size * len(ids); cap(w.values) < need {
 		w.values = make([]byte, need)
@@ -401,7 +418,7 @@ func (w *worker) store(ctx context.Context, ids []uint64, keys [][]byte) error {
 	for i, id := range ids {
 		b := w.values[:cap(w.values)][i*size : (i+1)*size : (i+1)*size]
 		FillBlock(b, id)
-		w.items = append(w.items, client.Item{Key: keys[i], Value: b})
+		w.items = append(w.items, client.Item{Key: keys[i], Value: b, Attrs: w.attrs(request, from+i)})
 	}
 	if cap(w.results) < len(ids) {
 		w.results = make([]client.PutResult, len(ids))
