@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -38,6 +39,9 @@ type disk struct {
 	// misreadOf places one is read from another block of its file, until the next crash; 0 = none. Which ones follows
 	// from the place, for Pebble reads from several goroutines, and in another order each time.
 	misreadOf uint64
+	// removed files go when nothing is at work: Pebble removes what it needs no more in the background, and whether that
+	// came before some sync of the directory would depend on how goroutines are scheduled.
+	removed []string
 	syncs     uint64 // so far
 	sick      bool   // something has been made to fail since the last start
 }
@@ -93,6 +97,13 @@ func (d *disk) change(fs *diskFS, name string, sync bool) error {
 	}
 	if sync {
 		d.syncs++
+	}
+	if protected(name) && !sync {
+		// How many writes the log takes up to a sync depends on how goroutines are scheduled, how many syncs does not.
+		if d.broken {
+			return errIO
+		}
+		return nil
 	}
 	if d.crashIn > 0 {
 		if d.crashIn--; d.crashIn == 0 {
@@ -189,7 +200,7 @@ func (d *disk) crash(keep int, torn bool) {
 	if d.after == nil {
 		d.after = d.clone(keep, torn)
 	}
-	d.mem, d.after = d.after, nil
+	d.mem, d.after, d.removed = d.after, nil, nil
 	d.crashIn, d.failIn, d.misreadOf, d.broken, d.sick = 0, 0, 0, false, false
 }
 
@@ -253,10 +264,36 @@ func (fs *diskFS) Rename(from, to string) error {
 
 // Remove implements vfs.FS.
 func (fs *diskFS) Remove(name string) error {
+	if obsolete(name) {
+		fs.d.mu.Lock()
+		defer fs.d.mu.Unlock()
+		if fs.FS == vfs.FS(fs.d.mem) {
+			fs.d.removed = append(fs.d.removed, name)
+		}
+		return nil
+	}
 	if err := fs.d.change(fs, "", false); err != nil {
 		return err
 	}
 	return fs.FS.Remove(name)
+}
+
+// obsolete reports whether a file is of those that Pebble removes in the background. It never uses their names again.
+func obsolete(name string) bool {
+	base := path.Base(name)
+	return strings.HasSuffix(base, ".log") || strings.HasSuffix(base, ".sst") ||
+		strings.HasPrefix(base, "MANIFEST-") || strings.HasPrefix(base, "OPTIONS-")
+}
+
+// rest removes what was to be removed. The caller knows that nothing is at work.
+func (d *disk) rest() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	slices.Sort(d.removed)
+	for _, name := range d.removed {
+		_ = d.mem.Remove(name) // a log may have been used again, under another name
+	}
+	d.removed = d.removed[:0]
 }
 
 // GetDiskUsage implements vfs.FS.

@@ -95,6 +95,7 @@ func TestRunsRepeat(t *testing.T) {
 		o.faults = allClasses
 		a, b := simulate(t, o), simulate(t, o)
 		require.Equal(t, a.trace, b.trace, "seed %d", o.seed)
+		a.cover.Syncs, b.cover.Syncs = 0, 0 // those of tables are as many as Pebble finds time for
 		require.Equal(t, a.cover, b.cover, "seed %d", o.seed)
 		require.Nil(t, a.violation)
 	}

@@ -121,6 +121,7 @@ func (m *member) enter(fn func()) {
 	m.cpu--
 	if m.cpu == 0 {
 		synctest.Wait()
+		m.disk.rest()
 		m.fate()
 	}
 }

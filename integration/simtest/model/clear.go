@@ -106,11 +106,9 @@ func (w *world) clear(s *session, c *meta.Clear) result {
 		if s != nil {
 			kills = func(e *entry) bool { return e.ctx.Tenant == s.tenant }
 		}
-	case c.Context != nil:
-		kills = func(e *entry) bool {
-			return (s == nil || e.ctx.Tenant == s.tenant) && e.ctx.matches(c.Context, s != nil)
-		}
-	case len(c.Prefix) > 0 && len(c.Prefix) <= protocol.MaxKeyBytes:
+	case len(c.Prefix) > protocol.MaxKeyBytes, len(c.Prefix) > 0 && !tenantAlone(c.Context):
+		return refused(protocol.CodeBadRequest)
+	case len(c.Prefix) > 0:
 		if len(w.held()) == 0 {
 			return result{}
 		}
@@ -118,7 +116,11 @@ func (w *world) clear(s *session, c *meta.Clear) result {
 			return refused(protocol.CodeBusy)
 		}
 		w.marks++
-		kills = func(e *entry) bool { return e.ctx.Tenant == tenantOf(s) && e.hasPrefix(c.Prefix) }
+		kills = func(e *entry) bool { return e.hasPrefix(c.Prefix) && reaches(s, c.Context, e.ctx.Tenant) }
+	case c.Context != nil:
+		kills = func(e *entry) bool {
+			return (s == nil || e.ctx.Tenant == s.tenant) && e.ctx.matches(c.Context, s != nil)
+		}
 	default:
 		return refused(protocol.CodeBadRequest)
 	}
@@ -127,6 +129,25 @@ func (w *world) clear(s *session, c *meta.Clear) result {
 	}
 	w.startSweep()
 	return result{}
+}
+
+// tenantAlone reports whether a context names nothing but perhaps a tenant, which is all that goes with a prefix.
+func tenantAlone(c *meta.Context) bool {
+	return c == nil || len(c.Tenant) <= protocol.MaxNameBytes &&
+		c.Model == "" && c.LoRA == "" && c.Salt == "" && c.BlockSize == 0 && c.Seed == 0
+}
+
+// reaches reports whether a CLEAR by prefix concerns a tenant: a session's concerns its own, an operator's all, or the
+// one that it names.
+func reaches(s *session, named *meta.Context, tenant string) bool {
+	switch {
+	case s != nil:
+		return tenant == s.tenant
+	case named == nil:
+		return true
+	default:
+		return named.Tenant == "" || named.Tenant == tenant
+	}
 }
 
 // matches reports whether a context has what is given of another. A session's commands reach its own tenant only,

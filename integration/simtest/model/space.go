@@ -176,7 +176,10 @@ func (w *world) allocRegion(s *session, c *meta.Alloc, got *meta.AllocResult) bo
 	if r == nil || !w.givable(r, s, c) {
 		return false
 	}
-	w.counts.Evictions[min(c.Phase, 3)] += uint64(w.empty(r, meta.MaxDropPerCommand))
+	n := w.empty(r, meta.MaxDropPerCommand)
+	if r.state != meta.RegionDraining {
+		w.counts.Evictions[min(c.Phase, 3)] += uint64(n)
+	}
 	if w.live(r) > 0 {
 		return false
 	}
@@ -239,7 +242,7 @@ func (w *world) mark(c *meta.Mark) result {
 		return refused(protocol.CodePending)
 	}
 	r.forSession = c.For
-	w.counts.Evictions[3]++
+	w.counts.Evictions[3] += uint64(w.live(r))
 	if r.owner.fenced {
 		w.drain(r)
 		return result{}
