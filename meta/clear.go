@@ -9,7 +9,7 @@ import (
 
 // clearMark kills the entries of a tenant whose keys have a prefix and that were born up to a point.
 type clearMark struct {
-	tenant string
+	tenant string // "" = of all tenants
 	prefix []byte
 	born   uint64
 }
@@ -26,7 +26,8 @@ func (m *Machine) alive(x *entry) bool {
 func (m *Machine) marked(x *entry) bool {
 	for i := range m.head.marks {
 		c := &m.head.marks[i]
-		if x.birth <= c.born && m.contextOf(x).tenant.name == c.tenant && bytes.HasPrefix(m.table.key(x), c.prefix) {
+		if x.birth <= c.born && (c.tenant == "" || m.contextOf(x).tenant.name == c.tenant) &&
+			bytes.HasPrefix(m.table.key(x), c.prefix) {
 			return true
 		}
 	}
@@ -60,15 +61,9 @@ func (m *Machine) applyClear(s *session, c *Clear, out *Results) {
 		m.head.clearedAll = m.head.births
 	case c.All:
 		m.clearContexts(&Context{Tenant: tenantName})
-	case c.Context != nil:
-		want := *c.Context
-		if s != nil {
-			want.Tenant = tenantName
-		}
-		m.clearContexts(&want)
-	case len(c.Prefix) > 0 && len(c.Prefix) <= protocol.MaxKeyBytes:
-		if tenantName == "" {
-			tenantName = DefaultTenant
+	case c.validPrefix():
+		if s == nil && c.Context != nil {
+			tenantName = c.Context.Tenant
 		}
 		if m.table.count == 0 { // no sweep would come to remove the mark
 			out.code(0)
@@ -79,12 +74,25 @@ func (m *Machine) applyClear(s *session, c *Clear, out *Results) {
 			return
 		}
 		m.head.marks = append(m.head.marks, clearMark{tenantName, clone(c.Prefix), m.head.births})
+	case c.Context != nil && len(c.Prefix) == 0:
+		want := *c.Context
+		if s != nil {
+			want.Tenant = tenantName
+		}
+		m.clearContexts(&want)
 	default:
 		out.fail(protocol.CodeBadRequest)
 		return
 	}
 	m.startSweep()
 	out.code(0)
+}
+
+// validPrefix reports whether the command is by prefix, and can be carried out: a mark knows tenants, but no models and
+// the like, and to clear more than was asked for would be worse than to refuse.
+func (c *Clear) validPrefix() bool {
+	return len(c.Prefix) > 0 && len(c.Prefix) <= protocol.MaxKeyBytes &&
+		(c.Context == nil || *c.Context == Context{Tenant: c.Context.Tenant} && len(c.Context.Tenant) <= protocol.MaxNameBytes)
 }
 
 // clearContexts kills what lies in the contexts that match want, whose empty fields match everything.
