@@ -214,6 +214,50 @@ func (m *ClearRequest) Decode(b []byte) error {
 	return d.end()
 }
 
+// Append appends m as the payload of Cleared.
+func (m *ClearedPush) Append(b []byte) []byte {
+	e := enc{b: b}
+	s := e.open()
+	e.uint("index", m.Index)
+	e.optBool("all", m.All)
+	e.optKey("prefix", m.Prefix)
+	if m.Context != nil {
+		e.context(m.Context)
+	}
+	e.close(s)
+	return e.b
+}
+
+// Decode replaces m by what b holds; Prefix aliases b, and what m.Context pointed to is overwritten. Its error is a
+// *DecodeError.
+func (m *ClearedPush) Decode(b []byte) error {
+	context := m.Context
+	*m = ClearedPush{}
+	d := dec{b: b}
+	have := uint(0)
+	for n := d.top(); d.next(&n); {
+		switch string(d.name()) {
+		case "index":
+			m.Index = d.uint()
+			have |= 1
+		case "all":
+			m.All = d.bool()
+		case "prefix":
+			m.Prefix = d.key()
+		case "context":
+			if context == nil {
+				context = new(Context)
+			}
+			m.Context = context
+			d.context(context)
+		default:
+			d.skip()
+		}
+	}
+	d.need(have, "index")
+	return d.end()
+}
+
 // Append appends m as the payload of LIST_KEYS.
 func (m *ListKeysRequest) Append(b []byte) []byte {
 	e := enc{b: b}

@@ -78,6 +78,7 @@ func codecs() []codec {
 		oneShape[FreedPush](TypeFreed),
 		oneShape[RevokeDoneRequest](TypeRevokeDone),
 		oneShape[FreedAckRequest](TypeFreedAck),
+		oneShape[ClearedPush](TypeCleared),
 		oneShape[HeartbeatReply](TypeHeartbeat),
 		oneShape[ReportStatsRequest](TypeReportStats),
 		oneShape[GetStatsReply](TypeGetStats),

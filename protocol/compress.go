@@ -3,6 +3,7 @@ package protocol
 import (
 	"encoding/binary"
 	"fmt"
+	"net"
 	"sync"
 
 	"github.com/klauspost/compress/zstd"
@@ -30,22 +31,61 @@ var decoder = sync.OnceValue(func() *zstd.Decoder {
 	return r
 })
 
+// Distant reports whether frames between two addresses are worth compressing: whether they cross a network. There a
+// reply to a LOOKUP of 4096 keys is sent in less time than it takes uncompressed. Over a Unix socket or within a host
+// the bytes cost next to nothing, and compressing them takes CPU from those whose requests wait.
+func Distant(local, remote net.Addr) bool {
+	to, ok := remote.(*net.TCPAddr)
+	if !ok || to.IP.IsLoopback() {
+		return false
+	}
+	from, ok := local.(*net.TCPAddr)
+	return !ok || !from.IP.Equal(to.IP) // a host may be reached by its own address
+}
+
 // EndFrameCompressed is EndFrame for a peer with FeatureCompression: a payload over CompressAbove is sent compressed
 // if that makes it smaller.
 func EndFrameCompressed(buf []byte, mark int) []byte {
-	n := PayloadLen(buf, mark)
-	if n <= CompressAbove || n > MaxPayload {
-		return EndFrame(buf, mark)
+	return CompressFrames(EndFrame(buf, mark), mark)
+}
+
+// CompressFrames does what EndFrameCompressed does to frames that are complete: all of buf from the index from on must
+// be whole frames. It may be called without the locks under which they were made. Where none is large it costs a
+// comparison, and a look at the headers if all are more than CompressAbove together.
+func CompressFrames(buf []byte, from int) []byte {
+	if len(buf)-from <= CompressAbove+HeaderSize {
+		return buf
+	}
+	to := from // what lies before is done
+	for at := from; len(buf)-at >= HeaderSize; {
+		end := at + HeaderSize + int(binary.BigEndian.Uint32(buf[at+12:]))
+		if end > len(buf) {
+			break // cannot be: they are our own
+		}
+		packed := compressFrame(buf[at:end])
+		if to != at {
+			copy(buf[to:], buf[at:at+packed])
+		}
+		at, to = end, to+packed
+	}
+	return buf[:to]
+}
+
+// compressFrame compresses a frame in its place if that makes it smaller, and returns how long it is then.
+func compressFrame(frame []byte) int {
+	n := len(frame) - HeaderSize
+	if n <= CompressAbove || frame[4]&FlagCompressed != 0 {
+		return len(frame)
 	}
 	scratch := getBuffer(n)
-	packed := encoder().EncodeAll(buf[mark+HeaderSize:], scratch[:0])
-	if len(packed) < n {
-		buf = append(buf[:mark+HeaderSize], packed...)
-		buf[mark+4] |= FlagCompressed
+	defer putBuffer(scratch)
+	packed := encoder().EncodeAll(frame[HeaderSize:], scratch[:0])
+	if len(packed) >= n {
+		return len(frame)
 	}
-	putBuffer(scratch)
-	binary.BigEndian.PutUint32(buf[mark+12:], uint32(PayloadLen(buf, mark))) //nolint:gosec // at most MaxPayload
-	return buf
+	frame[4] |= FlagCompressed
+	binary.BigEndian.PutUint32(frame[12:], uint32(len(packed))) //nolint:gosec // less than MaxPayload
+	return HeaderSize + copy(frame[HeaderSize:], packed)
 }
 
 // Decompress appends what the compressed payload of a frame holds. Its error is a *FrameError: no zstd frame, or one

@@ -62,6 +62,7 @@
 //	0x41  FREED                   push: FreedPush         -
 //	0x42  REVOKE_DONE         M   RevokeDoneRequest       SuccessReply
 //	0x43  FREED_ACK               FreedAckRequest         SuccessReply
+//	0x44  CLEARED                 push: ClearedPush       -
 //	0xF0  GET_STATS               {}                      GetStatsReply
 //	0xF1  HEARTBEAT               {}                      HeartbeatReply
 //	0xF2  REPORT_STATS            ReportStatsRequest      SuccessReply

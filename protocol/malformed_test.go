@@ -176,6 +176,7 @@ func TestMalformed(t *testing.T) {
 		{"clear without scope", new(ClearRequest), TypeClear, object{"seq": 1}, "", CodeBadRequest},
 		{"clear with two scopes", new(ClearRequest), TypeClear, object{"all": true, "tenant": "t"}, "", CodeBadRequest},
 		{"clear of the empty prefix", new(ClearRequest), TypeClear, object{"prefix": ""}, "", CodeBadRequest},
+		{"cleared without index", new(ClearedPush), TypeCleared, object{"all": true}, "index", CodeBadRequest},
 		{"a name of an int", new(SuccessReply), TypeReturnAlloc, map[int]int{1: 2}, "", CodeBadRequest},
 		{"too deep", new(HandshakeRequest), TypeHandshake, object{"x": deep(MaxDepth + 2)}, "x", CodeBadRequest},
 	}

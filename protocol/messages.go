@@ -37,6 +37,7 @@ const (
 	TypeFreed       Type = 0x41 // push: these pages of yours were freed by somebody else
 	TypeRevokeDone  Type = 0x42 // acknowledges Revoke: nothing of the session writes there any more
 	TypeFreedAck    Type = 0x43 // acknowledges Freed
+	TypeCleared     Type = 0x44 // push: a CLEAR has dropped entries of your tenant
 
 	TypeGetStats    Type = 0xF0
 	TypeHeartbeat   Type = 0xF1
@@ -52,7 +53,7 @@ const Version = 1
 
 // Feature bits of HANDSHAKE. A session has the features that both ends named.
 const (
-	FeaturePush        uint64 = 1 << iota // the client reads Revoke and Freed
+	FeaturePush        uint64 = 1 << iota // the client reads Revoke, Freed and Cleared
 	FeaturePacked                         // the client reads packed batch lookups
 	FeatureChecksums                      // the client registers and verifies checksums
 	FeatureCompression                    // the peer reads frames with FlagCompressed
@@ -402,13 +403,14 @@ type PrefixMatchReply struct {
 	Keys    [][]byte // "keys" of the matched blocks
 }
 
-// ClearRequest is CLEAR (0x34). Exactly one of its scopes is set.
+// ClearRequest is CLEAR (0x34). Exactly one of its scopes is set. It needs a session, and drops entries of the session's
+// tenant only.
 type ClearRequest struct {
 	Mutation
 	All     bool     // "all"
 	Prefix  []byte   // "prefix" of keys
 	Context *Context // "context": empty fields match everything
-	Tenant  string   // "tenant": everything of it
+	Tenant  string   // "tenant": everything of it; it must be the session's own
 }
 
 // ListKeysRequest is LIST_KEYS (0x35).
@@ -455,4 +457,15 @@ type RevokeDoneRequest struct {
 // FreedAckRequest is FreedAck (0x43).
 type FreedAckRequest struct {
 	ID uint64 // "id"
+}
+
+// ClearedPush is Cleared (0x44), sequence 0: entries of the session's tenant were dropped by a CLEAR, its own or another's.
+// It needs no answer and is not repeated: what of it is lost costs nothing but the news, since nothing of what was cleared
+// is served in any case. It may come twice. One of its scopes is set; one that sets none that the client knows is to be
+// taken for all.
+type ClearedPush struct {
+	Index   uint64   // "index": of the log entry that did it; of two CLEARs the later one has the higher index, or the same
+	All     bool     // "all": everything of the tenant
+	Prefix  []byte   // "prefix" of keys
+	Context *Context // "context": empty fields match everything
 }

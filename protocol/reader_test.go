@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
+	"net"
 	"os"
 	"runtime"
 	"testing"
@@ -225,12 +226,63 @@ func TestCompression(t *testing.T) {
 		_, ok = errors.AsType[*FrameError](err)
 		require.True(t, ok, "%v", err)
 	})
+	t.Run("of frames that are complete", func(t *testing.T) {
+		before, mark := BeginFrame(nil, TypeLookup, 1)
+		before = EndFrame(append(before, make([]byte, 2*CompressAbove)...), mark)
+		buf, sizes := before, []int{10, CompressAbove + 1, 0, CompressAbove, 3 * CompressAbove, 20}
+		for i, n := range sizes {
+			buf, mark = BeginFrame(buf, TypeLookup, uint32(i))
+			buf = EndFrame(append(buf, make([]byte, n)...), mark)
+		}
+		buf = CompressFrames(buf, len(before))
+		require.Equal(t, buf, CompressFrames(bytes.Clone(buf), len(before)), "what is compressed stays as it is")
+		require.Less(t, len(buf), len(before)+2*CompressAbove)
+		require.Zero(t, buf[4], "what lies before stays as it is")
+		r := NewReader(bytes.NewReader(buf[len(before):]))
+		for i, n := range sizes {
+			h, got, err := r.Next()
+			require.NoError(t, err)
+			require.Equal(t, uint32(i), h.Sequence)
+			require.Equal(t, n > CompressAbove, h.Flags&FlagCompressed != 0)
+			require.True(t, bytes.Equal(make([]byte, n), got))
+		}
+		_, _, err := r.Next()
+		require.ErrorIs(t, err, io.EOF)
+	})
+	t.Run("of small frames allocates nothing", func(t *testing.T) {
+		var buf []byte
+		for len(buf) < 4*CompressAbove {
+			var mark int
+			buf, mark = BeginFrame(buf, TypeLookup, 1)
+			buf = EndFrame(append(buf, make([]byte, 1000)...), mark)
+		}
+		require.Zero(t, testing.AllocsPerRun(10, func() { buf = CompressFrames(buf, 0) }))
+	})
 	t.Run("flags of a request are echoed, but not this one", func(t *testing.T) {
 		b, _ := BeginReply(nil, Header{Type: TypeLookup, Flags: FlagCompressed | 4, Sequence: 8})
 		h, err := ParseHeader(b)
 		require.NoError(t, err)
 		require.Equal(t, Header{Type: TypeLookup | ReplyBit, Flags: 4, Sequence: 8}, h)
 	})
+}
+
+func TestOnlyFramesThatCrossANetworkAreWorthCompressing(t *testing.T) {
+	tcp := func(ip string) net.Addr { return &net.TCPAddr{IP: net.ParseIP(ip), Port: 7400} }
+	for name, tc := range map[string]struct {
+		local, remote net.Addr
+		want          bool
+	}{
+		"network":          {tcp("192.0.2.1"), tcp("192.0.2.2"), true},
+		"network, IPv6":    {tcp("2001:db8::1"), tcp("2001:db8::2"), true},
+		"loopback":         {tcp("127.0.0.1"), tcp("127.0.0.2"), false},
+		"loopback, IPv6":   {tcp("::1"), tcp("::1"), false},
+		"loopback, mapped": {tcp("::ffff:127.0.0.1"), tcp("::ffff:127.0.0.1"), false},
+		"own address":      {tcp("192.0.2.1"), tcp("192.0.2.1"), false},
+		"Unix socket":      {&net.UnixAddr{Name: "/s", Net: "unix"}, &net.UnixAddr{Net: "unix"}, false},
+		"none":             {nil, nil, false},
+	} {
+		require.Equal(t, tc.want, Distant(tc.local, tc.remote), name)
+	}
 }
 
 // TestLargestBatchFits checks what MaxPayload promises: no batch within its limits is too long for a frame.

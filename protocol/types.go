@@ -29,6 +29,7 @@ var typeNames = map[Type]string{
 	TypeFreed:           "FREED",
 	TypeRevokeDone:      "REVOKE_DONE",
 	TypeFreedAck:        "FREED_ACK",
+	TypeCleared:         "CLEARED",
 	TypeGetStats:        "GET_STATS",
 	TypeHeartbeat:       "HEARTBEAT",
 	TypeReportStats:     "REPORT_STATS",
