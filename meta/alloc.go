@@ -95,8 +95,10 @@ func (m *Machine) allocRegion(s *session, c *Alloc, out *Results) {
 		out.fail(protocol.CodePending)
 		return
 	}
-	m.stats.Evictions[min(c.Phase, 3)] += uint64(min(int(r.live), MaxDropPerCommand)) //nolint:gosec // not negative
-	m.empty(r, MaxDropPerCommand)
+	n := m.empty(r, MaxDropPerCommand)
+	if r.state != RegionDraining { // what is left in such a one was counted when it was marked, or lost with its device
+		m.stats.Evictions[min(c.Phase, 3)] += uint64(n) //nolint:gosec // not negative
+	}
 	if r.live > 0 {
 		out.fail(protocol.CodePending)
 		return

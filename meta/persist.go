@@ -41,7 +41,7 @@ const (
 )
 
 // stateFormat is the first byte of the head record, raised when the layout of records changes.
-const stateFormat = 1
+const stateFormat = 2
 
 // dirtySlots are the entries whose records, or whose places in their policy, have changed since the last flush.
 type dirtySlots struct {
@@ -133,7 +133,7 @@ func (m *Machine) Flush(b Batch) uint64 {
 	}
 	m.dirty.entries, m.dirty.orders = m.dirty.entries[:0], m.dirty.orders[:0]
 	m.flushPolicies(b)
-	b.Set([]byte{recHead}, m.head.appendTo(value[:0]))
+	b.Set([]byte{recHead}, m.appendHead(value[:0]))
 	return m.head.applied
 }
 
@@ -186,8 +186,32 @@ func (h *head) appendTo(b []byte) []byte {
 	return b
 }
 
+// appendHead writes the head record: the head, and how many entries were evicted. Every member counts the same from the
+// same log, and goes on from what it had counted, so that differences hold across restarts and changes of the leader.
+func (m *Machine) appendHead(b []byte) []byte {
+	b = m.head.appendTo(b)
+	for _, n := range m.stats.Evictions {
+		b = binary.AppendUvarint(b, n)
+	}
+	return b
+}
+
+func (m *Machine) decodeHead(d *decoder) error {
+	if err := m.head.decode(d); err != nil {
+		return err
+	}
+	for i := range m.stats.Evictions {
+		m.stats.Evictions[i] = d.uvarint()
+	}
+	return d.end()
+}
+
 func (h *head) decode(d *decoder) error {
-	if v := d.byte(); v != stateFormat {
+	switch v := d.byte(); {
+	case v < stateFormat:
+		return fmt.Errorf("meta: the stored state has format %d, this binary reads %d: run the one that wrote it, "+
+			"or start with an empty data directory", v, stateFormat)
+	case v > stateFormat:
 		return fmt.Errorf("meta: the stored state has format %d, this binary reads %d: run a newer one", v, stateFormat)
 	}
 	h.applied, h.now, h.births, h.epochs = d.uvarint(), d.uvarint(), d.uvarint(), d.uvarint()
@@ -202,7 +226,7 @@ func (h *head) decode(d *decoder) error {
 	if uint64(h.slots) > h.births {
 		d.fail() // a slot is taken by a birth: memory for them all is got before they are seen
 	}
-	return d.end()
+	return d.err
 }
 
 // settingsRecord is the record of the settings.
@@ -242,7 +266,7 @@ func Open(store Store) (*Machine, error) {
 	fresh := true
 	if err := store.Scan([]byte{recHead}, func(_, value []byte) error {
 		fresh = false
-		return m.head.decode(&decoder{b: value})
+		return m.decodeHead(&decoder{b: value})
 	}); err != nil {
 		return nil, err
 	}

@@ -196,13 +196,13 @@ func (m *Machine) applyMark(c *Mark, out *Results) {
 		return
 	}
 	r.markedFor = c.For
+	m.stats.Evictions[3] += uint64(r.live) // all of them are lost with this, whenever they are removed
 	if r.owner.fenced {
 		m.drain(r)
 	} else {
 		m.setRegionState(r, RegionMarked)
 		m.empty(r, MaxDropPerCommand)
 	}
-	m.stats.Evictions[3]++
 	out.code(0)
 }
 
