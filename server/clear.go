@@ -1,15 +1,19 @@
 package server
 
 import (
+	"bytes"
 	"context"
 
 	"larder/meta"
+	"larder/protocol"
+	"larder/raft"
 )
 
-// ClearScope says what Clear drops. Exactly one of its fields is set.
+// ClearScope says what Clear drops. Exactly one of All, Prefix and Context is set.
 type ClearScope struct {
 	All     bool
 	Prefix  []byte
+	Tenant  string        // with Prefix: of this tenant's keys only; empty: of all tenants'
 	Context *meta.Context // empty fields match everything
 }
 
@@ -18,6 +22,130 @@ type ClearScope struct {
 func (s *Server) Clear(ctx context.Context, scope ClearScope) error {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
-	_, err := s.do(ctx, &meta.Clear{All: scope.All, Prefix: scope.Prefix, Context: scope.Context})
+	_, err := s.do(ctx, scope.command())
 	return err
+}
+
+// command makes the command for an operator's CLEAR.
+func (s *ClearScope) command() *meta.Clear {
+	cmd := &meta.Clear{All: s.All, Prefix: s.Prefix, Context: s.Context}
+	if len(s.Prefix) > 0 && s.Tenant != "" {
+		cmd.Context = &meta.Context{Tenant: s.Tenant}
+	}
+	return cmd
+}
+
+// clearCommand makes the command for CLEAR by a client of a tenant.
+func clearCommand(req *protocol.ClearRequest, tenant string) (*meta.Clear, *cleared, error) {
+	if req.Tenant != "" && req.Tenant != tenant {
+		return nil, nil, &protocol.Error{
+			Code: protocol.CodeForbidden,
+			Message: "a client clears entries of its own tenant only: connect as the tenant that is named, or let an operator " +
+				"run larder ctl clear --tenant",
+		}
+	}
+	cmd := &meta.Clear{All: req.All || req.Tenant != "", Prefix: req.Prefix}
+	if x := req.Context; x != nil {
+		cmd.Context = &meta.Context{
+			Tenant: tenant, Model: x.Model, LoRA: x.LoRA, Salt: x.Salt, BlockSize: x.BlockSize, Seed: x.Seed,
+		}
+	}
+	told := clearedBy(cmd)
+	told.tenant = tenant
+	return cmd, told, nil
+}
+
+// cleared is a CLEAR as those are told of it whom it concerns.
+type cleared struct {
+	tenant string // "" = all of them
+	push   protocol.ClearedPush
+}
+
+// clearedBy says what is to be told of an operator's CLEAR. It keeps nothing of the command's bytes.
+func clearedBy(c *meta.Clear) *cleared {
+	told := &cleared{push: protocol.ClearedPush{All: c.All}}
+	x := c.Context
+	if c.All || x == nil {
+		x = &meta.Context{}
+	}
+	told.tenant = x.Tenant
+	switch {
+	case c.All:
+	case len(c.Prefix) > 0:
+		told.push.Prefix = bytes.Clone(c.Prefix)
+	case *x == meta.Context{Tenant: x.Tenant} && x.Tenant != "":
+		told.push.All = true // to those of the tenant it is everything
+	default:
+		told.push.Context = &protocol.Context{
+			Model: x.Model, LoRA: x.LoRA, Salt: x.Salt, BlockSize: x.BlockSize, Seed: x.Seed,
+		}
+	}
+	return told
+}
+
+// tellAnswering has a client's CLEAR told to those whom it concerns just before it is answered.
+func (m *Master) tellAnswering(r *request, told *cleared) {
+	r.done = m.tellBefore(told, func(code protocol.Code, result []byte) {
+		r.done = nil // from here on it is like any other request
+		if result != nil {
+			m.deliver(r, result, m.now())
+			return
+		}
+		var box outbox
+		fault := m.faultOf(code)
+		m.fail(r, &fault, &box)
+		box.flush()
+	})
+}
+
+// faultOf is the whole error of a request that came to nothing, of which its code is left.
+func (m *Master) faultOf(code protocol.Code) protocol.Error {
+	switch code {
+	case protocol.CodeDiskFull:
+		return m.proposeFault(raft.ErrDiskFull)
+	case protocol.CodeBusy:
+		return m.proposeFault(raft.ErrBusy)
+	case protocol.CodeNotLeader:
+		return m.notLeader()
+	default:
+		return m.proposeFault(raft.ErrTransferring)
+	}
+}
+
+// tellBefore makes of done one that first tells of a CLEAR, if it was applied.
+func (m *Master) tellBefore(told *cleared, done func(protocol.Code, []byte)) func(protocol.Code, []byte) {
+	return func(code protocol.Code, result []byte) {
+		if code == protocol.CodeOK && result != nil {
+			m.pushCleared(told)
+		}
+		if done != nil {
+			done(code, result)
+		}
+	}
+}
+
+// pushCleared tells the sessions that a CLEAR concerns of it. It is called by the goroutine that applies, right after the
+// log entry of the CLEAR. Nobody answers it and it is never repeated: who misses it is served nothing of what was
+// cleared either.
+func (m *Master) pushCleared(told *cleared) {
+	m.state.RLock()
+	told.push.Index = m.machine.Applied()
+	m.state.RUnlock()
+	var to []*Client
+	m.mu.Lock()
+	for _, s := range m.sessions {
+		if told.tenant != "" && told.tenant != s.tenant && (s.tenant != "" || told.tenant != meta.DefaultTenant) {
+			continue
+		}
+		if c := s.pushTo(); c != nil {
+			to = append(to, c)
+		}
+	}
+	m.mu.Unlock()
+	for _, c := range to {
+		b := c.peer.Lock()
+		b, mark := protocol.BeginFrame(b, protocol.TypeCleared, 0)
+		c.peer.Unlock(protocol.EndFrame(told.push.Append(b), mark))
+		m.box.add(c)
+	}
 }

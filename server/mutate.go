@@ -49,6 +49,7 @@ func (m *Master) mutate(c *Client, sc *scratch, h protocol.Header, payload, out 
 		err error
 	)
 	session := c.session()
+	var told *cleared // whom a CLEAR is to be told to
 	switch h.Type {
 	case protocol.TypeRequestAlloc:
 		return m.requestAlloc(c, h, payload, out, now)
@@ -77,8 +78,10 @@ func (m *Master) mutate(c *Client, sc *scratch, h protocol.Header, payload, out 
 		mut, cmd = sc.cancel.Mutation, &meta.Cancel{Seqs: sc.cancel.Seqs}
 	case protocol.TypeClear:
 		var req protocol.ClearRequest
-		err = req.Decode(payload)
-		mut, cmd = req.Mutation, clearCommand(&req, c.tenantName())
+		if err = req.Decode(payload); err == nil {
+			mut = req.Mutation
+			cmd, told, err = clearCommand(&req, c.tenantName())
+		}
 	case protocol.TypeGoodbye:
 		var req protocol.GoodbyeRequest
 		err = req.Decode(payload)
@@ -106,13 +109,17 @@ func (m *Master) mutate(c *Client, sc *scratch, h protocol.Header, payload, out 
 	r := &request{client: c, h: h, key: seqKey{session, mut.Seq}, acked: mut.Acked, arrived: now, bytes: len(payload)}
 	head := meta.Header{Session: session, Seq: mut.Seq, Acked: mut.Acked}
 	r.cmd = meta.AppendCommand(make([]byte, 0, len(payload)+64), head, cmd)
+	if told != nil {
+		m.tellAnswering(r, told)
+	}
 	return m.submit(r, out)
 }
 
-// needsSession reports whether a type makes no sense without a session.
+// needsSession reports whether a type makes no sense without a session. CLEAR reaches a session's tenant, and without a
+// session would be an operator's, who come by the admin.
 func needsSession(t protocol.Type) bool {
 	switch t {
-	case protocol.TypeCancel, protocol.TypeGoodbye, protocol.TypeRevokeDone:
+	case protocol.TypeClear, protocol.TypeCancel, protocol.TypeGoodbye, protocol.TypeRevokeDone:
 		return true
 	default:
 		return false
@@ -157,20 +164,6 @@ func (m *Master) pinCommand(c *Client, sc *scratch, t protocol.Type, now int64) 
 		m.state.RUnlock()
 	}
 	return p, nil
-}
-
-// clearCommand makes the command for CLEAR by a client of a tenant.
-func clearCommand(req *protocol.ClearRequest, tenant string) *meta.Clear {
-	cmd := &meta.Clear{All: req.All, Prefix: req.Prefix}
-	if x := req.Context; x != nil {
-		cmd.Context = &meta.Context{
-			Tenant: tenant, Model: x.Model, LoRA: x.LoRA, Salt: x.Salt, BlockSize: x.BlockSize, Seed: x.Seed,
-		}
-	}
-	if req.Tenant != "" {
-		cmd.Context = &meta.Context{Tenant: req.Tenant}
-	}
-	return cmd
 }
 
 // sessionOf returns the open session of an instance, 0 if there is none.
@@ -302,6 +295,9 @@ func (m *Master) Do(cmd meta.Command, done func(code protocol.Code, result []byt
 
 // do is Do for a caller that holds mu.
 func (m *Master) do(cmd meta.Command, done func(code protocol.Code, result []byte)) error {
+	if c, ok := cmd.(*meta.Clear); ok {
+		done = m.tellBefore(clearedBy(c), done)
+	}
 	r := &request{cmd: meta.AppendCommand(nil, meta.Header{}, cmd), arrived: m.now(), done: done}
 	if fault := m.enqueue(r); fault != nil {
 		return fault
