@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -51,9 +52,15 @@ type conn struct {
 	client *Client
 	ctx    context.Context
 	cancel context.CancelFunc
+	// distant says that its frames cross a network: see protocol.Distant. It does not change once the connection serves.
+	distant bool
+	// packs says that large frames are compressed: it is distant, and has named FeatureCompression.
+	packs atomic.Bool
 
 	mu      sync.Mutex
 	out     []byte // waits to be sent; nil = nothing
+	large   bool   // out has a frame that the writer compresses, since it is the only one without the Master's locks
+	whole   int    // with large: where in out whole frames begin
 	writing bool   // a goroutine is sending
 	closed  bool
 	drained chan struct{} // closed when out is below softOutput again; nil = it is
@@ -84,6 +91,9 @@ func (c *conn) Lock() []byte {
 
 // Unlock implements Peer.
 func (c *conn) Unlock(buf []byte) {
+	if len(buf)-len(c.out) > protocol.CompressAbove && !c.large && c.packs.Load() {
+		c.large, c.whole = true, len(c.out)
+	}
 	if c.out = buf; c.closed {
 		c.out = nil
 	}
@@ -99,6 +109,10 @@ func (c *conn) Flush() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed || c.writing || len(c.out) == 0 {
+		return
+	}
+	if c.large {
+		c.startWriter()
 		return
 	}
 	n := c.try(c.out)
@@ -183,9 +197,12 @@ func (c *conn) writeLoop() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for len(c.out) > 0 && !c.closed {
-		b := c.out
-		c.out = nil
+		b, large, whole := c.out, c.large, c.whole
+		c.out, c.large = nil, false
 		c.mu.Unlock()
+		if large {
+			b = protocol.CompressFrames(b, whole)
+		}
 		err := c.writeAll(b)
 		putOutput(b)
 		if err != nil {
@@ -379,6 +396,9 @@ func (c *conn) request(b *round, h protocol.Header, payload []byte) bool {
 			c.restart(b) // elected since the burst began
 		}
 		c.client.Follow(b.term == 0)
+		if h.Type == protocol.TypeHandshake {
+			c.hear(payload)
+		}
 		var outcome Outcome
 		if b.out, outcome = m.Serve(c.client, h, payload, b.out, b.now); outcome != Blocked {
 			return true
@@ -388,6 +408,14 @@ func (c *conn) request(b *round, h protocol.Header, payload []byte) bool {
 			return false
 		}
 		c.restart(b)
+	}
+}
+
+// hear notes what a HANDSHAKE says of the frames that the client reads. Whether a session comes of it does not matter.
+func (c *conn) hear(payload []byte) {
+	var req protocol.HandshakeRequest
+	if c.distant && req.Decode(payload) == nil {
+		c.packs.Store(req.Features&protocol.FeatureCompression != 0)
 	}
 }
 
@@ -435,6 +463,9 @@ func (c *conn) readIndex() bool {
 func (c *conn) settle(out []byte, term uint64) []byte {
 	if len(out) == 0 {
 		return out
+	}
+	if c.packs.Load() {
+		out = protocol.CompressFrames(out, 0) // first, so that nothing lies between the confirmation and the sending
 	}
 	if term != 0 {
 		m := c.s.master

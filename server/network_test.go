@@ -441,3 +441,107 @@ func TestRepliesMadeInDoubtAreReplacedByErrors(t *testing.T) {
 	}
 	require.Empty(t, out)
 }
+
+// far is a connection that crosses a network, by its addresses.
+type far struct{ *net.TCPConn }
+
+func (far) LocalAddr() net.Addr  { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 7400} }
+func (far) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 2), Port: 40000} }
+
+// dialFar connects to a server that takes the connection for one across a network.
+func dialFar(t *testing.T, s *Server) *wire {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	w := dial(t, "tcp", l.Addr().String())
+	c, err := l.Accept()
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	s.net.add(far{c.(*net.TCPConn)})
+	return w
+}
+
+func TestLargeRepliesAreCompressedAcrossANetwork(t *testing.T) {
+	s := startServer(t, testConfig(t))
+	owner := dial(t, "tcp", s.Addr())
+	owner.open("owner")
+	a := owner.alloc(protocol.AllocRequest{InstanceID: "owner", Size: 1 << 20, PageSize: 4096})
+	require.NoError(t, a.Err())
+	keys := make([][]byte, protocol.MaxBatch)
+	names := make([]string, 100)
+	for i := range keys {
+		keys[i] = []byte("k" + strconv.Itoa(i%len(names)))
+		names[i%len(names)] = string(keys[i])
+	}
+	owner.register(a.Region, 0, names...)
+	lookup := (&protocol.LookupRequest{Keys: keys, Packed: true}).AppendAs(nil, protocol.TypeBatchLookup)
+	one := (&protocol.LookupRequest{Keys: keys[:1], Packed: true}).AppendAs(nil, protocol.TypeBatchLookup)
+	stores := func(w *wire) []byte { // answered through the log, with where the keys lie already
+		req := protocol.RegisterRequest{Mutation: w.next()}
+		for _, k := range keys[:2048] {
+			req.Entries = append(req.Entries, protocol.RegisterEntry{
+				Key: k, RegionID: a.Region.RegionID, Epoch: a.Region.Epoch, KVOffset: 200 * 4096, KVLength: 4096,
+			})
+		}
+		return req.AppendAs(nil, protocol.TypeBatchRegister)
+	}
+	for name, tc := range map[string]struct {
+		dial     func() *wire
+		features uint64
+		want     bool
+	}{
+		"a network":             {func() *wire { return dialFar(t, s) }, protocol.FeatureCompression, true},
+		"a network, not agreed": {func() *wire { return dialFar(t, s) }, 0, false},
+		"loopback":              {func() *wire { return dial(t, "tcp", s.Addr()) }, protocol.FeatureCompression, false},
+		"Unix":                  {func() *wire { return dial(t, "unix", s.Config().Socket) }, protocol.FeatureCompression, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := tc.dial()
+			require.NoError(t, ptr(w.handshake(protocol.HandshakeRequest{InstanceID: name, Features: tc.features})).Err())
+			for range 3 {
+				w.send(protocol.TypeBatchLookup, one)
+				w.send(protocol.TypeBatchLookup, lookup)
+				w.send(protocol.TypeBatchLookup, one)
+				for i, n := range []int{1, len(keys), 1} {
+					f := w.receive()
+					require.Equal(t, tc.want && i == 1, f.h.Flags&protocol.FlagCompressed != 0)
+					var reply protocol.LookupReply
+					require.NoError(t, reply.DecodeAs(f.b, protocol.TypeBatchLookup))
+					require.Len(t, reply.Results, n)
+					for _, r := range reply.Results {
+						require.True(t, r.Found)
+					}
+				}
+				seq := w.send(protocol.TypeBatchRegister, stores(w))
+				f := w.receive()
+				require.Equal(t, seq, f.h.Sequence)
+				require.Equal(t, tc.want, f.h.Flags&protocol.FlagCompressed != 0)
+				var reply protocol.RegisterReply
+				require.NoError(t, reply.DecodeAs(f.b, protocol.TypeBatchRegister))
+				require.NoError(t, reply.Err())
+				require.Equal(t, a.Region.RegionID, reply.Results[2047].Existing.RegionID)
+			}
+		})
+	}
+}
+
+func TestCompressedRequestsAreReadWhateverWasAgreed(t *testing.T) {
+	s := startServer(t, testConfig(t))
+	w := dial(t, "tcp", s.Addr())
+	w.open("a")
+	req := protocol.LookupRequest{Packed: true}
+	for i := range protocol.MaxBatch {
+		req.Keys = append(req.Keys, []byte("a key of a block "+strconv.Itoa(i)))
+	}
+	b, mark := protocol.BeginFrame(nil, protocol.TypeBatchLookup, 77)
+	b = protocol.EndFrameCompressed(req.AppendAs(b, protocol.TypeBatchLookup), mark)
+	require.NotZero(t, b[4]&protocol.FlagCompressed)
+	_, err := w.c.Write(b)
+	require.NoError(t, err)
+	var reply protocol.LookupReply
+	require.NoError(t, reply.DecodeAs(w.reply(77), protocol.TypeBatchLookup))
+	require.NoError(t, reply.Err())
+	require.Len(t, reply.Results, protocol.MaxBatch)
+}
+
+func ptr[T any](v T) *T { return &v }
