@@ -263,7 +263,7 @@ func (a *allocator) batch(m *allocMsg) []*want {
 	*req = protocol.AllocRequest{
 		InstanceID: cfg.Instance, PageSize: cfg.PageSize, RunPages: uint64(long), //nolint:gosec // positive
 		Size:  max(cfg.RegionSize, uint64(long)*cfg.PageSize), //nolint:gosec // positive
-		Evict: true, Whole: a.whole, TimeoutMS: uint64(allocWait / time.Millisecond),
+		Evict: true, Whole: a.whole, Tier: cfg.Tier, TimeoutMS: uint64(allocWait / time.Millisecond),
 	}
 	free := 0
 	for _, r := range p.list {

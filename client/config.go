@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -45,9 +46,17 @@ type Config struct {
 	Checksums bool
 	// Prefault maps memory completely when it is mapped, so that no later copy waits for a page fault.
 	Prefault bool
-	// OnRevoke, if not nil, hears of each region that was taken away, after the client has given it up. It must not
-	// block.
+	// Tier is the tier of memory that this client's regions are preferred to lie in: cxl, dram or ssd. Where that has no
+	// room they come from another. Empty: any.
+	Tier string
+	// OnRevoke, if not nil, hears once of each region that was taken away, after the client has given it up. It must not
+	// block. What Close returns to the pool is not taken away.
 	OnRevoke func(Revoked)
+	// OnClear, if not nil, hears of each CLEAR that dropped entries of the tenant, this client's own included: what a
+	// program keeps of them beside the pool it may drop as well. It is told once the CLEAR is applied, from a goroutine for
+	// each, so that two may come in any order. It is news and no more: one that is lost with a connection or a leader is not
+	// repeated, though nothing of what was cleared is served in any case. It must not block, nor call Close.
+	OnClear func(Cleared)
 	// Timeout bounds a call whose context has no deadline, retries included. 0: DefaultTimeout.
 	Timeout time.Duration
 	// CallTimeout bounds one attempt: a master that does not answer for so long is taken for lost. 0:
@@ -66,6 +75,15 @@ type Revoked struct {
 	Region uint64 // id
 	Bytes  uint64 // its length
 	Reason error  // ErrRevoked, or ErrSessionExpired if the session ended
+}
+
+// Cleared says which of the tenant's entries a CLEAR has dropped: all of them, those whose keys have a prefix, or those of
+// a context. One of the three is set.
+type Cleared struct {
+	Index   uint64         // of the log entry that did it: it grows from CLEAR to CLEAR, unless one entry did several
+	All     bool           // also if the master named a scope that this release does not know
+	Prefix  []byte         // of keys
+	Context *PrefixContext // empty fields match everything
 }
 
 // withDefaults fills in what is not set, and refuses what cannot be.
@@ -101,6 +119,8 @@ func (cfg Config) withDefaults() (Config, error) {
 	say(cfg.TTL < 0 || cfg.Timeout < 0 || cfg.CallTimeout < 0, "TTL, Timeout and CallTimeout must not be negative")
 	say(len(cfg.Instance) > protocol.MaxNameBytes || len(cfg.Tenant) > protocol.MaxNameBytes,
 		"Instance and Tenant are at most %d bytes", protocol.MaxNameBytes)
+	say(!slices.Contains([]string{"", "cxl", "dram", "ssd"}, cfg.Tier),
+		"Tier %q is none of cxl, dram, ssd: leave it empty for any", cfg.Tier)
 	for _, a := range cfg.Addrs {
 		say(!strings.HasPrefix(a, unixScheme) && !strings.Contains(a, ":"),
 			"address %q is neither host:port nor unix:/path", a)

@@ -129,13 +129,13 @@ func (m *keysMsg) collect(to *[]bool) error {
 
 // PrefixMatch returns how many of hashes, from the first on, are held in a context: the longest prefix that need not be
 // computed. members, if not 0, demands that all of so many shards of a block are held. With wantKeys it returns the
-// keys of those blocks too. At most protocol.MaxBatch hashes.
+// keys of those blocks too. At most protocol.MaxBatch hashes and MaxShards members.
 func (c *Client) PrefixMatch(ctx context.Context, context PrefixContext, hashes []uint64, members int, wantKeys bool) (
 	matched int, keys [][]byte, err error,
 ) {
-	if len(hashes) > protocol.MaxBatch || members < 0 {
-		return 0, nil, fail("prefix match", nil, fmt.Errorf("%w: at most %d hashes, members not negative", ErrConfig,
-			protocol.MaxBatch))
+	if len(hashes) > protocol.MaxBatch || members < 0 || members > MaxShards {
+		return 0, nil, fail("prefix match", nil, fmt.Errorf("%w: %d hashes, of at most %d; %d members, of 0 to %d",
+			ErrConfig, len(hashes), protocol.MaxBatch, members, MaxShards))
 	}
 	if c.life.Err() != nil {
 		return 0, nil, ErrClosed
@@ -157,7 +157,9 @@ type Scope struct {
 	All     bool
 	Prefix  []byte         // keys that begin with it
 	Context *PrefixContext // entries of a context; its empty fields match everything
-	Tenant  string         // everything of a tenant
+	// Tenant is everything of the client's own tenant, see Config. Any other is refused with protocol.CodeForbidden: connect
+	// as that tenant, or have an operator run larder ctl clear.
+	Tenant string
 }
 
 // Clear drops entries: nothing of the scope is served after it has returned nil. Its cost does not depend on how many

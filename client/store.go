@@ -17,6 +17,9 @@ import (
 // maxValue is the length of the longest value in bytes: the pool keeps lengths in 32 bits.
 const maxValue = 1<<32 - 1
 
+// MaxShards bounds the shards of a block: how many a PrefixMatch can demand.
+const MaxShards = 1024
+
 // Attrs is what a store may say of an entry besides its bytes.
 type Attrs struct {
 	// Context scopes the prefix hash, and CLEAR. It must not change while a call uses it.
@@ -26,7 +29,7 @@ type Attrs struct {
 	HasPrefix           bool
 	Hash, Parent, Index uint64
 	// Member and Members make the entry one shard of a block that Members ranks hold together, if Members is not 0:
-	// PrefixMatch can demand all of them. Members is at most 65535, and Member is below it.
+	// PrefixMatch can demand all of them. Members is at most MaxShards, and Member is below it.
 	Member, Members uint16
 	// TTL is the entry's time to live under the ttl policy. 0: the pool's default.
 	TTL time.Duration
@@ -48,7 +51,7 @@ func WithPrefix(context *PrefixContext, hash, parent, index uint64) StoreOption 
 // WithTTL sets the entry's time to live under the ttl policy.
 func WithTTL(ttl time.Duration) StoreOption { return func(a *Attrs) { a.TTL = ttl } }
 
-// WithShard makes the value one of several shards of a block.
+// WithShard makes the value one of several shards of a block, at most MaxShards.
 func WithShard(member, members uint16) StoreOption {
 	return func(a *Attrs) { a.Member, a.Members = member, members }
 }
@@ -204,8 +207,17 @@ func (op *storeOp) checkItem(it *Item) error {
 		return fmt.Errorf("%w: a key has 1 to %d bytes", ErrConfig, protocol.MaxKeyBytes)
 	case len(it.Value) == 0 || len(it.Value) > maxValue:
 		return fmt.Errorf("%w: a value has 1 to %d bytes", ErrConfig, uint64(maxValue))
-	case it.Attrs.Members != 0 && it.Attrs.Member >= it.Attrs.Members:
-		return fmt.Errorf("%w: shard %d of %d", ErrConfig, it.Attrs.Member, it.Attrs.Members)
+	}
+	return it.Attrs.check()
+}
+
+// check refuses attributes that no server takes, or that PrefixMatch could never ask for.
+func (a *Attrs) check() error {
+	switch {
+	case a.Members > MaxShards:
+		return fmt.Errorf("%w: a block has at most %d shards, not %d", ErrConfig, MaxShards, a.Members)
+	case a.Members != 0 && a.Member >= a.Members:
+		return fmt.Errorf("%w: shard %d of %d: the first is 0", ErrConfig, a.Member, a.Members)
 	}
 	return nil
 }

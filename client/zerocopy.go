@@ -89,14 +89,18 @@ func (a *Alloc) Bytes() []byte {
 
 // Store registers what was written, without copying it. It ends the Alloc in any case.
 func (a *Alloc) Store(ctx context.Context, opts ...StoreOption) (PutResult, error) {
-	if !a.finish() {
-		return PutResult{}, fail("store", a.key, fmt.Errorf("%w: the Alloc has ended", ErrConfig))
-	}
 	op := a.c.newStore()
 	defer a.c.freeStore(op)
 	op.one[0] = Item{Key: a.key}
 	for _, o := range opts {
 		o(&op.one[0].Attrs)
+	}
+	if err := op.one[0].Attrs.check(); err != nil {
+		a.Abort()
+		return PutResult{}, fail("store", a.key, err)
+	}
+	if !a.finish() {
+		return PutResult{}, fail("store", a.key, fmt.Errorf("%w: the Alloc has ended", ErrConfig))
 	}
 	res, err := op.register(ctx, a)
 	return res, fail("store", a.key, err)
