@@ -104,7 +104,7 @@ func (c *Client) Close(ctx context.Context) error {
 	}
 	s := c.sess.Load()
 	c.flushReleases()
-	safe := c.pool.retireAll(ErrClosed)
+	_, safe := c.pool.retireAll(ErrClosed)
 	var err error
 	if safe {
 		if _, has := ctx.Deadline(); !has {

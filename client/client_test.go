@@ -89,11 +89,26 @@ func TestMissingKeyAndBadArguments(t *testing.T) {
 			_, err := c.Put(t.Context(), []byte("k"), []byte{1}, WithShard(2, 2))
 			return err
 		},
+		"too many shards": func() error {
+			_, err := c.Put(t.Context(), []byte("k"), []byte{1}, WithShard(0, MaxShards+1))
+			return err
+		},
+		"too many shards of an Alloc": func() error {
+			a, err := c.Alloc(t.Context(), []byte("k"), 1)
+			require.NoError(t, err)
+			_, err = a.Store(t.Context(), WithShard(0, MaxShards+1))
+			return err
+		},
+		"too many shards to match": func() error {
+			_, _, err := c.PrefixMatch(t.Context(), PrefixContext{}, []uint64{1}, MaxShards+1, false)
+			return err
+		},
 	} {
 		require.ErrorIs(t, call(), ErrConfig, name)
 	}
-	_, err = Open(t.Context(), Config{PageSize: 5000, Conns: 99, Addrs: []string{"nowhere"}})
+	_, err = Open(t.Context(), Config{PageSize: 5000, Conns: 99, Tier: "tape", Addrs: []string{"nowhere"}})
 	require.ErrorIs(t, err, ErrConfig)
+	require.ErrorContains(t, err, "Tier")
 	require.ErrorContains(t, err, "PageSize")
 	require.ErrorContains(t, err, "Conns")
 	require.ErrorContains(t, err, "nowhere")
@@ -452,9 +467,10 @@ func TestWindowBlocksFurtherMutations(t *testing.T) {
 
 func TestExpiredSessionIsReplacedAndStoresGoOn(t *testing.T) {
 	f := newFake(t, 64*4096, 1)
-	var revoked []Revoked
-	c := f.open(t, func(cfg *Config) { cfg.OnRevoke = func(r Revoked) { revoked = append(revoked, r) } })
+	heard := make(chan Revoked, 10)
+	c := f.open(t, func(cfg *Config) { cfg.OnRevoke = func(r Revoked) { heard <- r } })
 	put(t, c, "a", 4096)
+	id := c.pool.list[0].id
 	a, err := c.Alloc(t.Context(), []byte("open"), 4096)
 	require.NoError(t, err)
 	old := c.sess.Load()
@@ -462,6 +478,7 @@ func TestExpiredSessionIsReplacedAndStoresGoOn(t *testing.T) {
 	put(t, c, "b", 4096)
 	require.NotEqual(t, old.id, c.sess.Load().id)
 	require.EqualValues(t, 1, c.Stats().SessionsLost)
+	require.Equal(t, Revoked{Region: id, Bytes: 16 * 4096, Reason: ErrSessionExpired}, <-heard)
 	copy(a.Bytes(), value("x", 4096)) // harmless: goes nowhere
 	_, err = a.Store(t.Context())
 	require.ErrorIs(t, err, ErrSessionExpired)
@@ -480,6 +497,62 @@ func TestExpiredSessionIsReplacedAndStoresGoOn(t *testing.T) {
 		require.NoError(t, r.Decode(last.payload))
 		require.Equal(t, old.id, r.Replaces, "the new session says that the old one writes no more")
 	})
+	require.NoError(t, c.Close(t.Context()))
+	require.Empty(t, heard, "each region is told of once, and what is given back is not")
+}
+
+// OnRevoke hears of a region once, whatever tells the client that it is gone.
+func TestOnRevokeHearsOnceOfEachRegionThatIsGone(t *testing.T) {
+	revoke := func(f *fake) {
+		for _, r := range f.regions {
+			r.owner.push(protocol.TypeRevoke, (&protocol.RevokePush{RegionID: r.RegionID, Epoch: r.Epoch}).Append(nil))
+		}
+	}
+	for name, take := range map[string]func(f *fake){
+		"a REVOKE":                  revoke,
+		"a REVOKE that comes twice": func(f *fake) { revoke(f); revoke(f) },
+		"the refusal of a store":    func(f *fake) { clear(f.regions) },
+		"a store's refusal and a REVOKE": func(f *fake) {
+			for _, r := range f.regions {
+				r.owner, r.Epoch = nil, r.Epoch+1
+			}
+			for _, s := range f.sessions {
+				for id, r := range f.regions {
+					s.push(protocol.TypeRevoke, (&protocol.RevokePush{RegionID: id, Epoch: r.Epoch}).Append(nil))
+				}
+			}
+		},
+		"a HANDSHAKE": func(f *fake) {
+			clear(f.regions)
+			for _, s := range f.sessions {
+				_ = s.conn.nc.Close()
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake(t, 256*4096, 1)
+			heard := make(chan Revoked, 10)
+			c := f.open(t, func(cfg *Config) { cfg.OnRevoke = func(r Revoked) { heard <- r } })
+			put(t, c, "a", 4096)
+			want := Revoked{Region: c.pool.list[0].id, Bytes: 16 * 4096, Reason: ErrRevoked}
+			f.do(func() {
+				for e := f.order.Front(); e != nil; e = f.order.Front() {
+					f.drop(e)
+				}
+				take(f)
+			})
+			put(t, c, "b", 4096)
+			select {
+			case got := <-heard:
+				require.Equal(t, want, got)
+			case <-time.After(5 * time.Second):
+				require.Fail(t, "OnRevoke does not hear of it")
+			}
+			put(t, c, "c", 4096)
+			require.NoError(t, c.Close(t.Context()))
+			require.Empty(t, heard)
+		})
+	}
 }
 
 // A master that was restored from a snapshot may have given the number of a session to somebody else: the client that

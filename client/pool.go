@@ -327,19 +327,19 @@ func (p *pool) endAlloc(r *region) {
 	p.unmapIfUnused(r)
 }
 
-// retireAll gives up every region. It reports whether nothing can write to any of them any more.
-func (p *pool) retireAll(why error) bool {
+// retireAll gives up every region. It returns them, and whether nothing can write to any of them any more.
+func (p *pool) retireAll(why error) (all []*region, safe bool) {
 	p.mu.Lock()
-	all := slices.Clone(p.list)
+	all = slices.Clone(p.list)
 	for _, r := range all {
 		p.forget(r, why)
 	}
 	p.mu.Unlock()
-	safe := true
+	safe = true
 	for _, r := range all {
 		safe = p.giveUp(r, why) == nil && safe
 	}
-	return safe
+	return all, safe
 }
 
 // noteChanges begins to record which pages change state, since what a master is about to say of them may be older.

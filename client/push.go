@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"log/slog"
 	"slices"
@@ -31,8 +32,25 @@ func (c *Client) pushed(cn *conn, t protocol.Type, payload []byte) {
 		c.pool.mu.Unlock()
 		c.counters.freed.Add(uint64(len(p.Pages)))
 		cn.post(protocol.TypeFreedAck, &freedAckMsg{ID: p.ID})
+	case protocol.TypeCleared:
+		var p protocol.ClearedPush
+		if err := p.Decode(payload); err != nil {
+			cn.close(err)
+			return
+		}
+		c.cleared(&p)
 	default: // a push of a later release concerns a feature that this client did not name
 	}
+}
+
+// cleared tells the program of a CLEAR. The push lies in the memory of the reader, which goes on.
+func (c *Client) cleared(p *protocol.ClearedPush) {
+	if c.cfg.OnClear == nil {
+		return
+	}
+	heard := Cleared{Index: p.Index, All: p.All, Prefix: bytes.Clone(p.Prefix), Context: p.Context}
+	heard.All = heard.All || len(p.Prefix) == 0 && p.Context == nil
+	c.spawn(func() { c.cfg.OnClear(heard) })
 }
 
 // revoke gives a region up and says so. Masters repeat a REVOKE until it is answered, so that one which is being
@@ -72,8 +90,8 @@ func (c *Client) revoke(push protocol.RevokePush) {
 		// Whoever did not hear of it repeats the REVOKE.
 		c.cfg.Logger.Info("revoke is not acknowledged yet", slog.Uint64("region_id", push.RegionID), slog.Any("error", err))
 	}
-	if r != nil && c.cfg.OnRevoke != nil {
-		c.cfg.OnRevoke(Revoked{Region: r.id, Bytes: r.length, Reason: ErrRevoked})
+	if r != nil && r.epoch <= push.Epoch {
+		c.announce(r)
 	}
 }
 
@@ -101,7 +119,7 @@ func (c *Client) disown(r *region) {
 	c.pool.forget(r, ErrRevoked)
 	c.pool.mu.Unlock()
 	if known {
-		c.spawn(func() { c.surrender(r) })
+		c.spawn(func() { c.lose(r) })
 	}
 }
 
@@ -109,7 +127,7 @@ func (c *Client) disown(r *region) {
 func (c *Client) reconcile(reply *protocol.HandshakeReply) {
 	dropped, revoking := c.pool.reconcile(reply.Regions, reply.QuarantineMS)
 	for _, r := range dropped {
-		c.spawn(func() { c.surrender(r) })
+		c.spawn(func() { c.lose(r) })
 	}
 	for _, r := range revoking {
 		c.spawn(func() { c.revoke(protocol.RevokePush{RegionID: r.id, Epoch: r.epoch}) })

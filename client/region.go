@@ -38,6 +38,7 @@ type region struct {
 	idle    chan struct{} // closed when allocs reaches 0 after the region was given up
 	lost    error         // why it was given up: ErrRevoked or ErrSessionExpired; nil while it is owned
 	covered bool          // the mapping was replaced by private memory
+	told    bool          // OnRevoke has heard of it
 }
 
 // newRegion maps a region of pages of pageSize bytes for writing. dev is held by the region from then on.

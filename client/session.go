@@ -289,5 +289,30 @@ func (c *Client) endSession(s *session) bool {
 		close(s.gone)
 	}
 	c.counters.sessionsLost.Add(1)
-	return c.pool.retireAll(ErrSessionExpired)
+	lost, safe := c.pool.retireAll(ErrSessionExpired)
+	for _, r := range lost {
+		c.spawn(func() { c.lose(r) })
+	}
+	return safe
+}
+
+// lose gives up a region that was taken away, and says so. The connector leaves it to another goroutine: it may wait for
+// open Allocs, and calls the user's function.
+func (c *Client) lose(r *region) {
+	if c.surrender(r) {
+		c.announce(r)
+	}
+}
+
+// announce tells the user of a region that was given up because it was taken away. The news may come in several ways,
+// such as a REVOKE and the refusal of a store, and is told once.
+func (c *Client) announce(r *region) {
+	c.pool.mu.Lock()
+	why := r.lost
+	untold := !r.told && why != nil && !errors.Is(why, ErrClosed)
+	r.told = r.told || untold
+	c.pool.mu.Unlock()
+	if untold && c.cfg.OnRevoke != nil {
+		c.cfg.OnRevoke(Revoked{Region: r.id, Bytes: r.length, Reason: why})
+	}
 }
