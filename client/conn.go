@@ -75,6 +75,7 @@ type conn struct {
 	heard    atomic.Uint64 // frames that came
 	writes   atomic.Uint64 // writes begun and ended: odd while one is going on
 	seen     progress      // the keeper's
+	packs    atomic.Bool   // compresses large requests: the master reads them so, and they cross a network
 	noLeader atomic.Int64  // when the master began to answer nothing but UNAVAILABLE, 0 if it does not
 	done     chan struct{}
 
@@ -228,6 +229,9 @@ func (c *conn) flush(rounds int) bool {
 		buf := c.out
 		c.out, c.spare = c.spare[:0], nil
 		c.mu.Unlock()
+		if c.packs.Load() {
+			buf = protocol.CompressFrames(buf, 0) // here, where it holds nobody up who appends
+		}
 		c.writes.Add(1)
 		_, err := c.nc.Write(buf)
 		c.writes.Add(1)

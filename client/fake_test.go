@@ -38,6 +38,7 @@ type fake struct {
 	limit    int // regions per session; 0 = no limit
 	ttlMS    uint64
 	leaseMS  uint64
+	features uint64 // that it has
 	restMS   uint64 // free_after_ms of what is evicted or deleted
 	sessions map[uint64]*fakeSession
 	regions  map[uint64]*fakeRegion
@@ -55,6 +56,7 @@ type fake struct {
 type seen struct {
 	typ     protocol.Type
 	payload []byte
+	packed  bool // it came compressed
 }
 
 type fakeSession struct {
@@ -236,7 +238,7 @@ func (s *fakeSession) push(typ protocol.Type, payload []byte) {
 func (cn *fakeConn) serve(h protocol.Header, payload []byte) bool {
 	f := cn.m.f
 	f.mu.Lock()
-	f.seen = append(f.seen, seen{h.Type, payload})
+	f.seen = append(f.seen, seen{h.Type, payload, h.Flags&protocol.FlagCompressed != 0})
 	reply := cn.answer(h, payload)
 	keep := f.after == nil || f.after(cn, h)
 	f.mu.Unlock()
@@ -369,7 +371,8 @@ func (f *fake) handshake(cn *fakeConn, p []byte) []byte {
 	cn.sess, s.conn = s, cn
 	rep := protocol.HandshakeReply{
 		Success: true, Protocol: protocol.Version, Session: s.id, Secret: s.secret, Resumed: resumed,
-		TTLMS: f.ttlMS, DefaultLeaseMS: f.leaseMS, MaxLeaseMS: 1000, QuarantineMS: 20,
+		Features: r.Features & f.features,
+		TTLMS:    f.ttlMS, DefaultLeaseMS: f.leaseMS, MaxLeaseMS: 1000, QuarantineMS: 20,
 		Pool: hex.EncodeToString(append([]byte{1}, make([]byte, 15)...)),
 		Devices: []protocol.Device{{
 			ID: 1, Path: f.path, UUID: hex.EncodeToString(append([]byte{2}, make([]byte, 15)...)), Size: f.size,

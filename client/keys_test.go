@@ -1,7 +1,9 @@
 package client
 
 import (
+	"context"
 	"fmt"
+	"net"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -41,4 +43,60 @@ func TestLookupBatchStopsAtTheFirstMissOfAllParts(t *testing.T) {
 	found, err := c.LookupBatch(t.Context(), keys, true)
 	require.NoError(t, err)
 	require.Equal(t, n, found)
+}
+
+// far is a connection that crosses a network, by its addresses.
+type far struct{ net.Conn }
+
+func (far) LocalAddr() net.Addr  { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 40000} }
+func (far) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 2), Port: 7400} }
+
+func TestLargeRequestsAreCompressedAcrossANetwork(t *testing.T) {
+	large, small := make([][]byte, protocol.MaxBatch), make([][]byte, 10)
+	for i := range large {
+		large[i] = fmt.Appendf(nil, "a key of a block %d", i)
+	}
+	copy(small, large)
+	for name, tc := range map[string]struct {
+		features uint64
+		far      bool
+		want     bool
+	}{
+		"a network":             {protocol.FeatureCompression, true, true},
+		"a network, not agreed": {0, true, false},
+		"a Unix socket":         {protocol.FeatureCompression, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake(t, 16*4096, 1)
+			f.features = tc.features
+			c := f.open(t, nil)
+			put(t, c, string(large[0]), 4096)
+			nc, err := (&net.Dialer{}).DialContext(t.Context(), "unix", f.masters[0].addr)
+			require.NoError(t, err)
+			if tc.far {
+				nc = far{nc}
+			}
+			cn := startConn(nc, "far", c.cfg.Clock, c.pushed, c.connClosed, &c.readers)
+			_, err = c.handshake(context.WithoutCancel(t.Context()), cn, false)
+			require.NoError(t, err)
+			old := c.link.Load()
+			c.setLink(&link{conns: []*conn{cn}})
+			old.close(errConnLost)
+			f.do(func() { f.seen = nil })
+			for _, keys := range [][][]byte{large, small, large} {
+				found, err := c.LookupBatch(t.Context(), keys, false)
+				require.NoError(t, err)
+				require.Equal(t, 1, found, "it was read as it was meant")
+			}
+			f.do(func() {
+				var got []bool
+				for _, s := range f.seen {
+					if s.typ == protocol.TypeBatchLookup {
+						got = append(got, s.packed)
+					}
+				}
+				require.Equal(t, []bool{tc.want, false, tc.want}, got)
+			})
+		})
+	}
 }

@@ -246,6 +246,8 @@ func (c *Client) sendHandshake(ctx context.Context, cn *conn, req *protocol.Hand
 	if reply.Protocol == 0 || reply.Session == 0 {
 		return nil, 0, refused(protocol.CodeUnsupported, "this server opens no sessions: point Addrs at a Larder master")
 	}
+	cn.packs.Store(reply.Features&protocol.FeatureCompression != 0 &&
+		protocol.Distant(cn.nc.LocalAddr(), cn.nc.RemoteAddr()))
 	return reply, cl.sentAt, nil
 }
 
