@@ -174,26 +174,44 @@ type configCmd struct {
 }
 
 func newConfigCmd() configCmd {
-	return configCmd{Print: configPrintCmd{newConfigFlags()}}
+	return configCmd{Print: configPrintCmd{configFlags: newConfigFlags()}}
 }
 
 // configCheckCmd is larder config check.
 type configCheckCmd struct {
+	JSON bool   `help:"Print JSON."`
 	File string `arg:"" type:"existingfile" help:"YAML file."`
+}
+
+// configReport is what config check --json prints.
+type configReport struct {
+	File     string   `json:"file"`
+	OK       bool     `json:"ok"`
+	Problems []string `json:"problems"`
 }
 
 // Run implements the command.
 func (c *configCheckCmd) Run(e *env) error {
-	if _, err := server.Load(c.File, nil, nil); err != nil {
+	_, err := server.Load(c.File, nil, nil)
+	if c.JSON {
+		if err := printJSON(e.stdout, configReport{c.File, err == nil, server.Problems(err)}); err != nil {
+			return err
+		}
+	}
+	if err != nil {
 		return usageError(err)
 	}
-	fmt.Fprintf(e.stdout, "%s: ok\n", c.File)
+	if !c.JSON {
+		fmt.Fprintf(e.stdout, "%s: ok\n", c.File)
+	}
 	return nil
 }
 
 // configPrintCmd is larder config print.
 type configPrintCmd struct {
 	configFlags `embed:""`
+
+	JSON bool `help:"Print JSON, without secrets."`
 }
 
 // Run implements the command.
@@ -201,6 +219,9 @@ func (c *configPrintCmd) Run(e *env) error {
 	cfg, err := c.load()
 	if err != nil {
 		return err
+	}
+	if c.JSON {
+		return cfg.WriteJSON(e.stdout)
 	}
 	return cfg.WriteYAML(e.stdout)
 }

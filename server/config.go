@@ -1,11 +1,12 @@
 package server
 
 import (
-	"fmt"
 	"log/slog"
 	"reflect"
 	"strings"
 	"time"
+
+	"larder/meta/policy"
 )
 
 // Config is everything that a server can be told. [Default] gives the defaults, [Load] layers a YAML file, the
@@ -30,7 +31,7 @@ type Config struct {
 	Peers []PeerConfig `yaml:"peers" help:"Members of a new cluster, this one included, the same on all: ID=PEER[/CLIENT[/ADMIN]], as in 1=10.0.0.1:7401/:7400/:7402. Used only while the data directory is empty. Empty: a cluster of one."`
 	Join  bool         `yaml:"join" help:"With an empty data directory, wait to be added to a running cluster (larder ctl members add) instead of starting a new one."`
 
-	Pool []DeviceConfig `yaml:"pool" help:"Devices of the pool: PATH[,size=640MiB][,tier=cxl][,coherence=hardware][,force], or a size alone for a file in /dev/shm. Empty: such a file, of half the free space and at most 1GiB."`
+	Pool []DeviceConfig `yaml:"pool" help:"Devices of the pool: PATH[,size=640MiB][,tier=cxl][,coherence=hardware][,force], or a size alone for a file in /dev/shm. Empty: such a file, of half the free space and at most 1GiB. coherence: hardware, or none where hosts that map the device must write back and invalidate caches themselves; default none for a device such as /dev/dax0.0, where it is not known, else hardware. force: take the device though it holds a header or data that is not this pool's, which is overwritten."`
 
 	Tick              time.Duration `yaml:"tick" help:"Step of the Raft clock."`
 	HeartbeatInterval time.Duration `yaml:"heartbeat_interval" help:"How often the leader shows that it is there; a multiple of tick."`
@@ -44,7 +45,7 @@ type Config struct {
 
 	RevokeWatermark int `yaml:"revoke_watermark" help:"Percent of the pool in regions from which on a client that evicts more than it holds gets a region of another client before its stores wait for one; 0: never."`
 
-	EvictionPolicy        string        `yaml:"eviction_policy" help:"Eviction policy of a new pool; afterwards: larder ctl policy set."`
+	EvictionPolicy        string        `yaml:"eviction_policy" help:"Eviction policy of a new pool; afterwards: larder ctl policy set. One of:"`
 	TTL                   time.Duration `yaml:"ttl" help:"Life of entries under the ttl policy that name none, in a new pool; 0: they do not expire."`
 	PageSize              Size          `yaml:"page_size" help:"Page size of a new pool, for clients that name none."`
 	RegionSize            Size          `yaml:"region_size" help:"Region size of a new pool, for clients that name none."`
@@ -77,7 +78,7 @@ type DeviceConfig struct {
 	Path      string `yaml:"path"`      // file or character device
 	Size      Size   `yaml:"size"`      // bytes, header included; 0 = all of an existing device or file
 	Tier      string `yaml:"tier"`      // cxl, dram or ssd; default cxl
-	Coherence string `yaml:"coherence"` // hardware or none; default hardware
+	Coherence string `yaml:"coherence"` // hardware or none; default: none for a device node, hardware for a file
 	Force     bool   `yaml:"force"`     // overwrite a header or data that is not this pool's
 }
 
@@ -168,13 +169,22 @@ func Options() []Option {
 			Name:    name,
 			Flag:    strings.ReplaceAll(name, "_", "-"),
 			Env:     EnvPrefix + strings.ToUpper(name),
-			Help:    tag.Get("help"),
+			Help:    optionHelp(v.Type().Field(i)),
 			Default: formatValue(v.Field(i)),
 			Bool:    v.Field(i).Kind() == reflect.Bool,
 			List:    v.Field(i).Kind() == reflect.Slice,
 		})
 	}
 	return options
+}
+
+// optionHelp says what a field does. The eviction policies are those that this binary has, its own included.
+func optionHelp(field reflect.StructField) string {
+	help := field.Tag.Get("help")
+	if field.Name == "EvictionPolicy" {
+		help += " " + strings.Join(policy.Names(), ", ") + "."
+	}
+	return help
 }
 
 // Set gives one field a value in text form, by the field's name in the YAML file. Several values are for lists.
@@ -184,7 +194,7 @@ func (c *Config) Set(name string, values ...string) error {
 		return unknownName(name, optionNames())
 	}
 	if err := setValues(field, values); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		return &valueError{name, err}
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -221,12 +222,58 @@ func ParseLevel(text string) (slog.Level, error) {
 func (c *Config) WriteYAML(w io.Writer) error {
 	v := reflect.ValueOf(c).Elem()
 	for i := range v.NumField() {
-		tag := v.Type().Field(i).Tag
-		if _, err := fmt.Fprintf(w, "# %s\n%s\n", tag.Get("help"), yamlLine(tag.Get("yaml"), v.Field(i))); err != nil {
+		field := v.Type().Field(i)
+		if _, err := fmt.Fprintf(w, "# %s\n%s\n", optionHelp(field), yamlLine(field.Tag.Get("yaml"), v.Field(i))); err != nil {
 			return fmt.Errorf("write configuration: %w", err)
 		}
 	}
 	return nil
+}
+
+// WriteJSON writes the configuration in force by the names of the file, durations and sizes as they are written there,
+// without secrets. JSON is YAML: Load reads it.
+func (c *Config) WriteJSON(w io.Writer) error {
+	values := make(map[string]any)
+	v := reflect.ValueOf(c).Elem()
+	for i := range v.NumField() {
+		if _, secret := reflect.TypeAssert[Secret](v.Field(i)); !secret {
+			values[v.Type().Field(i).Tag.Get("yaml")] = jsonValue(v.Field(i))
+		}
+	}
+	b, err := json.MarshalIndent(values, "", "  ")
+	if err == nil {
+		_, err = w.Write(append(b, '\n'))
+	}
+	if err != nil {
+		return fmt.Errorf("write configuration: %w", err)
+	}
+	return nil
+}
+
+// jsonValue converts one option.
+func jsonValue(field reflect.Value) any {
+	switch v := field.Interface().(type) {
+	case Size:
+		return v.String()
+	case time.Duration:
+		return formatDuration(v)
+	}
+	switch field.Kind() {
+	case reflect.Slice:
+		list := make([]any, field.Len())
+		for i := range list {
+			list[i] = jsonValue(field.Index(i))
+		}
+		return list
+	case reflect.Struct:
+		item := make(map[string]any, field.NumField())
+		for i := range field.NumField() {
+			item[field.Type().Field(i).Tag.Get("yaml")] = jsonValue(field.Field(i))
+		}
+		return item
+	default:
+		return field.Interface()
+	}
 }
 
 // yamlLine formats one option. A secret one and an empty list become comments, so that reading it back changes nothing.

@@ -27,13 +27,85 @@ func Load(path string, environ []string, flags map[string][]string) (Config, err
 		errs = append(errs, c.readFile(path))
 	}
 	errs = append(errs, c.readEnv(environ), c.readFlags(flags))
-	if err := errors.Join(errs...); err != nil {
-		return c, err
+	unread := unreadNames(errors.Join(errs...))
+	for _, err := range parts(errors.Join(c.Complete(), c.Validate())) {
+		// What is said of an option that could not be read, or compares another one with it, is said of its default.
+		if !slices.ContainsFunc(unread, func(name string) bool { return mentions(err.Error(), name) }) {
+			errs = append(errs, err)
+		}
 	}
-	if err := c.Complete(); err != nil {
-		return c, err
+	return c, errors.Join(errs...)
+}
+
+// fileError is what is wrong with a configuration file.
+type fileError struct {
+	path string
+	err  error
+}
+
+// Error implements error.
+func (e *fileError) Error() string { return fmt.Sprintf("configuration %s:\n%v", e.path, e.err) }
+
+// Unwrap gives the cause.
+func (e *fileError) Unwrap() error { return e.err }
+
+// valueError says that an option's value could not be read.
+type valueError struct {
+	name string
+	err  error
+}
+
+// Error implements error.
+func (e *valueError) Error() string { return e.name + ": " + e.err.Error() }
+
+// Unwrap gives the cause.
+func (e *valueError) Unwrap() error { return e.err }
+
+// parts splits joined errors.
+func parts(err error) (list []error) {
+	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // errors.Join's result itself, not what it may wrap
+	switch {
+	case err == nil:
+	case ok:
+		for _, e := range joined.Unwrap() {
+			list = append(list, parts(e)...)
+		}
+	default:
+		list = append(list, err)
 	}
-	return c, c.Validate()
+	return list
+}
+
+// Problems lists what an error of Load consists of, in the order of the layers.
+func Problems(err error) []string {
+	list := []string{}
+	for _, e := range parts(err) {
+		if f, ok := errors.AsType[*fileError](e); ok {
+			list = append(list, Problems(f.err)...)
+		} else {
+			list = append(list, e.Error())
+		}
+	}
+	return list
+}
+
+// unreadNames lists the options whose values could not be read.
+func unreadNames(err error) (names []string) {
+	for _, e := range parts(err) {
+		if f, ok := errors.AsType[*fileError](e); ok {
+			names = append(names, unreadNames(f.err)...)
+		} else if v, ok := errors.AsType[*valueError](e); ok {
+			names = append(names, v.name)
+		}
+	}
+	return names
+}
+
+// mentions reports whether a text has a name in it, as a word of its own.
+func mentions(text, name string) bool {
+	return slices.Contains(strings.FieldsFunc(text, func(r rune) bool {
+		return r != '_' && (r < 'a' || r > 'z')
+	}), name)
 }
 
 // readFile applies a YAML file.
@@ -50,7 +122,7 @@ func (c *Config) readFile(path string) error {
 		return fmt.Errorf("configuration: %w", err)
 	}
 	if err := c.ReadYAML(b); err != nil {
-		return fmt.Errorf("configuration %s:\n%w", path, err)
+		return &fileError{path, err}
 	}
 	return nil
 }
@@ -124,7 +196,7 @@ func readMapping(node *yaml.Node, target reflect.Value) error {
 			continue
 		}
 		if err := readValue(value, field); err != nil {
-			errs = append(errs, fmt.Errorf("line %d: %s: %w", value.Line, key.Value, err))
+			errs = append(errs, fmt.Errorf("line %d: %w", value.Line, &valueError{key.Value, err}))
 		}
 	}
 	return errors.Join(errs...)
@@ -179,13 +251,12 @@ func readList(node *yaml.Node, field reflect.Value) error {
 	return errors.Join(errs...)
 }
 
-// Complete fills in the fields that are empty and follow from others or from this host.
+// Complete fills in the fields that are empty and follow from others or from this host, and returns every error at that.
 func (c *Config) Complete() error {
+	var errs []error
 	if c.DataDir == "" {
 		dir, err := defaultDataDir()
-		if err != nil {
-			return err
-		}
+		errs = append(errs, err)
 		c.DataDir = dir
 	}
 	if c.Socket == "" {
@@ -202,11 +273,9 @@ func (c *Config) Complete() error {
 	}
 	c.Pool = slices.Clone(c.Pool)
 	for i := range c.Pool {
-		if err := c.completeDevice(&c.Pool[i]); err != nil {
-			return err
-		}
+		errs = append(errs, c.completeDevice(&c.Pool[i]))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // defaultDataDir is ./data where that exists or the directory is a checkout, else a directory of the user's.
@@ -256,14 +325,14 @@ func (c *Config) completeDevice(d *DeviceConfig) error {
 	if d.Tier == "" {
 		d.Tier = "cxl"
 	}
-	if d.Coherence == "" {
-		d.Coherence = "hardware"
-	}
 	if d.Path == "" {
 		d.Path = filepath.Join(shmDir, c.ClusterName+".pool")
 		if unix.Access(shmDir, unix.W_OK) != nil {
 			d.Path = filepath.Join(c.DataDir, "pool")
 		}
+	}
+	if d.Coherence == "" {
+		d.Coherence = defaultCoherence(d.Path)
 	}
 	if d.Size != 0 || strings.HasPrefix(d.Path, "memfd:") {
 		return nil
@@ -282,6 +351,16 @@ func (c *Config) completeDevice(d *DeviceConfig) error {
 	}
 	d.Size = Size(size)
 	return nil
+}
+
+// defaultCoherence is none for a device, which several hosts may map: whether their caches agree is not known here, and
+// to believe so wrongly is to read wrong bytes. A file's pages are this host's own, and its caches agree.
+func defaultCoherence(path string) string {
+	info, err := os.Stat(path)
+	if err == nil && info.Mode()&os.ModeDevice != 0 || strings.HasPrefix(filepath.Clean(path), "/dev/dax") {
+		return "none"
+	}
+	return "hardware"
 }
 
 // freeSpace is the number of bytes that an ordinary user may still write below dir or, if that does not exist yet,

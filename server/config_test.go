@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"larder/meta/policy"
 )
 
 // completed returns the defaults with places inside a directory of the test.
@@ -116,6 +119,83 @@ func TestAllErrorsAreReportedAtOnce(t *testing.T) {
 	require.ErrorContains(t, err, "line 1")
 	require.ErrorContains(t, err, "line 2")
 	require.ErrorContains(t, err, "line 3")
+}
+
+// What is wrong with values that can be read is reported beside those that cannot; nothing is said of an option whose own
+// value is not known.
+func TestUnreadableAndImpossibleValuesAreReportedTogether(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "larder.yaml")
+	write := func(lines ...string) {
+		lines = append(lines, "data_dir: "+dir, "pool: [{path: "+dir+"/pool, size: 64MiB}]")
+		require.NoError(t, os.WriteFile(file, []byte(strings.Join(lines, "\n")), 0o600))
+	}
+	write("listn: x", "election_timeout: 3s", "min_region_age: 1us")
+	_, err := Load(file, nil, nil)
+	require.ErrorContains(t, err, `line 1: unknown key "listn"`)
+	require.ErrorContains(t, err, "session_ttl: 10s would end sessions during an election")
+	require.ErrorContains(t, err, "ttl, min_region_age: whole milliseconds are expected")
+	require.Len(t, Problems(err), 3)
+	require.Equal(t, `line 1: unknown key "listn": did you mean "listen"?`, Problems(err)[0], "without the file's name")
+
+	write("session_ttl: 60", "election_timeout: 3s", "tick: x")
+	_, err = Load(file, nil, nil)
+	require.Len(t, Problems(err), 2, "%v", err)
+	require.NotContains(t, err.Error(), "during an election", "the default of session_ttl is not what was meant")
+
+	write()
+	_, err = Load(file, nil, nil)
+	require.NoError(t, err)
+	require.Empty(t, Problems(err))
+	require.NotNil(t, Problems(err))
+}
+
+func TestCoherenceIsNotBelievedOfDevices(t *testing.T) {
+	link := filepath.Join(t.TempDir(), "dax")
+	require.NoError(t, os.Symlink("/dev/null", link))
+	for path, want := range map[string]string{
+		"/dev/dax0.0":                      "none", // whether it is there or not
+		"/dev/null":                        "none",
+		link:                               "none",
+		"memfd:x":                          "hardware",
+		"/dev/shm/x.pool":                  "hardware",
+		filepath.Join(t.TempDir(), "pool"): "hardware",
+	} {
+		c := Default()
+		c.Pool = []DeviceConfig{{Path: path, Size: 64 << 20}}
+		require.NoError(t, c.Complete())
+		require.Equal(t, want, c.Pool[0].Coherence, path)
+	}
+	c := Default()
+	c.Pool = []DeviceConfig{{Path: "/dev/dax0.0", Size: 64 << 20, Coherence: "hardware"}}
+	require.NoError(t, c.Complete())
+	require.Equal(t, "hardware", c.Pool[0].Coherence, "who knows better may say so")
+}
+
+func TestHelpNamesWhatMayBeChosen(t *testing.T) {
+	for _, option := range Options() {
+		switch option.Name {
+		case "eviction_policy":
+			require.Contains(t, option.Help, strings.Join(policy.Names(), ", "))
+		case "pool":
+			require.Contains(t, option.Help, "force:")
+			require.Contains(t, option.Help, "coherence:")
+		}
+	}
+}
+
+func TestConfigurationAsJSONReadsBack(t *testing.T) {
+	c := completed(t)
+	c.AdminToken = "hunter2"
+	c.Peers, c.NodeID = []PeerConfig{{1, "a:1", "a:2", "a:3"}}, 1
+	var out bytes.Buffer
+	require.NoError(t, c.WriteJSON(&out))
+	require.NotContains(t, out.String(), "hunter2")
+	require.True(t, json.Valid(out.Bytes()))
+	back := Default()
+	require.NoError(t, back.ReadYAML(out.Bytes()))
+	c.AdminToken = ""
+	require.Equal(t, c, back)
 }
 
 func TestValidateSaysWhatToDo(t *testing.T) {
