@@ -255,17 +255,26 @@ func (m *Machine) applyExpirePins(out *Results) {
 	out.uvarint(left)
 }
 
-// PinInfo describes a durable or soft pin for operators.
+// PinInfo describes a pin for operators.
 type PinInfo struct {
 	Key     []byte
 	Tenant  string
-	Owner   string
+	Owner   string    // of a durable or soft pin
+	Session SessionID // of any other, which ends with it
 	Class   Class
-	UntilMS uint64
+	UntilMS uint64 // log time; 0 = no end
+}
+
+func (m *Machine) pinInfo(p *pin) PinInfo {
+	x := m.table.at(p.slot)
+	return PinInfo{
+		Key: clone(m.table.key(x)), Tenant: m.contextOf(x).tenant.name, Owner: p.owner, Session: p.session, Class: p.class,
+		UntilMS: p.untilMS,
+	}
 }
 
 // Pins lists durable and soft pins in order of their making, at most limit after the id cursor, and returns the
-// cursor for the next page, 0 at the end.
+// cursor for the next page, 0 at the end. Its cost is that of all pins: operators are given [Reading.ListPins].
 func (m *Machine) Pins(cursor uint64, limit int) ([]PinInfo, uint64) {
 	var ids []*pin
 	for _, pins := range m.pinsOf {
@@ -283,13 +292,40 @@ func (m *Machine) Pins(cursor uint64, limit int) ([]PinInfo, uint64) {
 	}
 	infos := make([]PinInfo, len(ids))
 	for i, p := range ids {
-		x := m.table.at(p.slot)
-		infos[i] = PinInfo{
-			Key: clone(m.table.key(x)), Tenant: m.contextOf(x).tenant.name, Owner: p.owner, Class: p.class,
-			UntilMS: p.untilMS,
-		}
+		infos[i] = m.pinInfo(p)
 	}
 	return infos, next
+}
+
+// ListPins calls fn with the pins of live entries, those of sessions included, of a tenant and an owner ("" = all), from
+// cursor on, and returns the cursor for the next page, 0 at the end. It ends with the entry that makes the page at least
+// limit long, so that no pin is missed when others of its entry come or go between two pages; a call looks at a bounded
+// number of slots, so a page may also be short, or empty, and yet not the last.
+func (r *Reading) ListPins(tenantName, owner string, cursor uint64, limit int, fn func(p PinInfo)) uint64 {
+	const maxLooked = 1 << 18
+	m := r.m
+	end := min(uint64(m.table.end), cursor+min(maxLooked, ^cursor))
+	for ; cursor < end && limit > 0; cursor++ {
+		s := Slot(cursor) //nolint:gosec // below table.end
+		if !m.table.live(s) {
+			continue
+		}
+		x := m.table.at(s)
+		if x.pins == 0 && x.flags&flagSoft == 0 || !r.alive(x) ||
+			tenantName != "" && m.contextOf(x).tenant.name != tenantName {
+			continue
+		}
+		for _, p := range m.pinsOf[s] {
+			if (owner == "" || p.owner == owner) && (p.untilMS == 0 || p.untilMS > r.now) {
+				fn(m.pinInfo(p))
+				limit--
+			}
+		}
+	}
+	if cursor >= uint64(m.table.end) {
+		return 0
+	}
+	return cursor
 }
 
 func (p *pin) appendKey(b []byte) []byte {

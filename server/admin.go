@@ -175,7 +175,7 @@ func (a *Admin) serve(c *fasthttp.RequestCtx) {
 	}()
 	path := string(c.Path())
 	rt, ok := adminRoutes[path]
-	if !ok && strings.HasPrefix(path, pprofPrefix) {
+	if !ok && strings.HasPrefix(path+"/", pprofPrefix) {
 		rt, ok = adminRoutes[pprofPrefix], true
 	}
 	if !ok {

@@ -34,7 +34,8 @@ func init() {
 		"/status":  {get: (*adminCall).status, about: "this member, its cluster and the pool"},
 		"/regions": {get: (*adminCall).regions, about: "regions; ?after= &limit="},
 		"/clients": {get: (*adminCall).clients, about: "sessions"},
-		"/keys":    {get: (*adminCall).listKeys, about: "entries; ?prefix= &cursor= &limit="},
+		"/keys":    {get: (*adminCall).listKeys, about: "entries; ?tenant= &prefix= &cursor= &limit="},
+		"/pins":    {get: (*adminCall).listPins, about: "pins; ?tenant= &owner= &cursor= &limit="},
 		"/config":  {get: (*adminCall).config, about: "configuration in force, as YAML"},
 		"/version": {get: (*adminCall).version, about: "versions of this binary"},
 		"/healthz": {get: (*adminCall).healthz, about: "200 while the process runs"},
@@ -158,10 +159,24 @@ func (r *adminCall) listKeys() (any, error) {
 	if len(prefix) > protocol.MaxKeyBytes {
 		return nil, badRequest("prefix: longer than a key can be (%d bytes)", protocol.MaxKeyBytes)
 	}
-	list, next := r.admin.server.Keys(prefix, cursor, limit)
+	list, next := r.admin.server.Keys(string(r.QueryArgs().Peek("tenant")), prefix, cursor, limit)
 	reply := KeysReply{Keys: make([]KeyView, len(list)), Next: next}
 	for i := range list {
 		reply.Keys[i] = keyView(&list[i])
+	}
+	return reply, nil
+}
+
+func (r *adminCall) listPins() (any, error) {
+	cursor, limit, err := r.page("cursor")
+	if err != nil {
+		return nil, err
+	}
+	filter := PinFilter{Tenant: string(r.QueryArgs().Peek("tenant")), Owner: string(r.QueryArgs().Peek("owner"))}
+	list, next := r.admin.server.Pins(filter, cursor, limit)
+	reply := PinsReply{Pins: make([]PinView, len(list)), Next: next}
+	for i := range list {
+		reply.Pins[i] = pinView(&list[i])
 	}
 	return reply, nil
 }
@@ -216,7 +231,7 @@ var profiling sync.Mutex
 
 // profile serves the runtime's profiles, in the paths and forms that go tool pprof asks for.
 func (r *adminCall) profile() (any, error) {
-	name := strings.TrimPrefix(string(r.Path()), pprofPrefix)
+	name := strings.TrimPrefix(strings.TrimPrefix(string(r.Path()), strings.TrimSuffix(pprofPrefix, "/")), "/")
 	seconds, err := r.number("seconds", 0, maxProfileSeconds)
 	if err != nil {
 		return nil, err

@@ -1,7 +1,9 @@
 package server
 
 import (
+	"encoding/hex"
 	"fmt"
+	"strings"
 
 	"larder/meta"
 	"larder/raft"
@@ -152,7 +154,9 @@ type KeysReply struct {
 
 // KeyView shows one entry.
 type KeyView struct {
-	Key          string `json:"key"`
+	Tenant       string `json:"tenant"`
+	Key          string `json:"key"`     // for people: what is not UTF-8 in it is shown as U+FFFD
+	KeyHex       string `json:"key_hex"` // for programs
 	Region       uint64 `json:"region"`
 	Device       uint64 `json:"device"`
 	Generation   string `json:"generation"` // hexadecimal
@@ -169,13 +173,42 @@ type KeyView struct {
 func keyView(k *KeyStatus) KeyView {
 	l := &k.Location
 	v := KeyView{
-		Key: k.Key, Region: uint64(l.Region), Device: uint64(l.Device), Generation: hex64(l.Generation), Epoch: l.Epoch,
-		RegionOffset: l.RegionOffset, Offset: l.Offset, Length: l.Length, Pins: k.Pins, Class: k.Class,
+		Tenant: k.Tenant, Key: shown(k.Key), KeyHex: hex.EncodeToString([]byte(k.Key)),
+		Region: uint64(l.Region), Device: uint64(l.Device), Generation: hex64(l.Generation), Epoch: l.Epoch, RegionOffset: l.RegionOffset, Offset: l.Offset, Length: l.Length, Pins: k.Pins, Class: k.Class,
 	}
 	if l.Checksum != 0 {
 		v.Checksum = hex64(l.Checksum)
 	}
 	return v
+}
+
+// shown is a key as JSON can hold it.
+func shown(key string) string { return strings.ToValidUTF8(key, "\uFFFD") }
+
+// PinsReply answers GET /pins.
+type PinsReply struct {
+	Pins []PinView `json:"pins"`
+	Next uint64    `json:"next"` // pass as cursor for the next page; 0 = the end
+}
+
+// PinView shows one pin.
+type PinView struct {
+	Tenant  string `json:"tenant"`
+	Key     string `json:"key"`      // for people, as in KeyView
+	KeyHex  string `json:"key_hex"`  // for programs
+	Class   string `json:"class"`    // hard or soft
+	Owner   string `json:"owner"`    // of a durable or soft pin
+	Session uint64 `json:"session"`  // of any other, which ends with it
+	UntilMS uint64 `json:"until_ms"` // log time at which it ends; 0 = it does not
+	LeftMS  int64  `json:"left_ms"`  // until then; -1 = no end
+}
+
+// pinView converts a pin.
+func pinView(p *PinStatus) PinView {
+	return PinView{
+		Tenant: p.Tenant, Key: shown(string(p.Key)), KeyHex: hex.EncodeToString(p.Key), Class: p.Class, Owner: p.Owner,
+		Session: p.Session, UntilMS: p.UntilMS, LeftMS: p.LeftMS,
+	}
 }
 
 // VersionReply answers GET /version.

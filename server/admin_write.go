@@ -181,6 +181,7 @@ func (r *adminCall) setVersion() (any, error) {
 
 // PinRequest is the body of POST /pin and /unpin.
 type PinRequest struct {
+	Tenant  string   `json:"tenant,omitempty"`   // whose keys; default the default tenant
 	Keys    []string `json:"keys,omitempty"`     // as text
 	KeysHex []string `json:"keys_hex,omitempty"` // as hexadecimal bytes
 	Owner   string   `json:"owner,omitempty"`    // name under which the pin is listed and undone; default "operator"
@@ -200,6 +201,9 @@ const DefaultPinOwner = "operator"
 func (p *PinRequest) keys() ([][]byte, error) {
 	if p.Owner == "" {
 		p.Owner = DefaultPinOwner
+	}
+	if len(p.Tenant) > protocol.MaxNameBytes || len(p.Owner) > protocol.MaxNameBytes {
+		return nil, badRequest("tenant, owner: at most %d bytes", protocol.MaxNameBytes)
 	}
 	n := len(p.Keys) + len(p.KeysHex)
 	if n == 0 || n > protocol.MaxBatch {
@@ -240,7 +244,7 @@ func (r *adminCall) pin() (any, error) {
 		return nil, badRequest("ttl_ms: at most %d", uint64(maxPinMS))
 	}
 	results, err := r.admin.server.Pin(r.ctx, keys, PinSpec{
-		Owner: p.Owner, TTL: time.Duration(p.TTLMS) * time.Millisecond, Soft: p.Soft,
+		Tenant: p.Tenant, Owner: p.Owner, TTL: time.Duration(p.TTLMS) * time.Millisecond, Soft: p.Soft,
 	})
 	return PinReply{results}, err
 }
@@ -257,7 +261,7 @@ func (r *adminCall) unpin() (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	results, err := r.admin.server.Unpin(r.ctx, keys, p.Owner)
+	results, err := r.admin.server.Unpin(r.ctx, p.Tenant, keys, p.Owner)
 	return PinReply{results}, err
 }
 
@@ -311,7 +315,8 @@ type DrainRequest struct {
 
 // DrainReply answers it.
 type DrainReply struct {
-	Regions int `json:"regions"` // how many the instance was asked to give up
+	Regions int          `json:"regions"` // how many the instance was asked to give up
+	Kept    []KeptRegion `json:"kept"`    // those that it was not asked for
 }
 
 func (r *adminCall) drain() (any, error) {
@@ -322,8 +327,8 @@ func (r *adminCall) drain() (any, error) {
 	if d.Instance == "" {
 		return nil, badRequest("instance: say which; GET /clients lists them")
 	}
-	n, err := r.admin.server.Drain(r.ctx, d.Instance)
-	return DrainReply{n}, err
+	report, err := r.admin.server.Drain(r.ctx, d.Instance)
+	return DrainReply{Regions: report.Asked, Kept: orEmpty(report.Kept)}, err
 }
 
 // streamTimeout is how long the receiver of a snapshot may not take a byte.

@@ -17,7 +17,7 @@ const checkBatch = 1024
 // Check compares the index with the devices: headers, that entries lie inside their regions and regions inside their
 // devices, that nothing overlaps. deep also reads the bytes of entries that have checksums.
 func (s *Server) Check(ctx context.Context, deep bool) (*CheckReport, error) {
-	c := &checker{s: s, report: &CheckReport{Deep: deep}, open: map[meta.DeviceID]*cxl.Device{}}
+	c := &checker{s: s, report: &CheckReport{Deep: deep, Foreign: []ForeignDevice{}, Problems: []string{}}, open: map[meta.DeviceID]*cxl.Device{}}
 	defer c.close()
 	m := s.master
 	m.state.RLock()
@@ -58,7 +58,8 @@ func (c *checker) close() {
 // device checks a device's header.
 func (c *checker) device(d *meta.DeviceInfo) {
 	if d.Node != c.s.devices.host {
-		return // attached to another host
+		c.report.Foreign = append(c.report.Foreign, ForeignDevice{ID: uint64(d.ID), Path: d.Path, Node: d.Node})
+		return
 	}
 	info, err := cxl.Inspect(d.Path)
 	switch {

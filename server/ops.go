@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -221,22 +222,45 @@ func (s *Server) Clients() []ClientStatus {
 // maxKeyPage bounds a page of Keys.
 const maxKeyPage = 10_000
 
-// Keys lists up to limit entries of all tenants whose keys begin with prefix, in no particular order; next is 0 at the
-// end. A page may be empty and yet not be the last.
-func (s *Server) Keys(prefix []byte, cursor uint64, limit int) (keys []KeyStatus, next uint64) {
+// Keys lists up to limit entries of a tenant ("" = all) whose keys begin with prefix, in no particular order; next is 0
+// at the end. A page may be empty and yet not be the last.
+func (s *Server) Keys(tenant string, prefix []byte, cursor uint64, limit int) (keys []KeyStatus, next uint64) {
 	m := s.master
 	m.state.RLock()
 	defer m.state.RUnlock()
 	at := m.machine.At(m.presentMS())
-	next = at.ListKeys("", prefix, cursor, min(max(limit, 1), maxKeyPage), func(slot meta.Slot) {
+	next = at.ListKeys(tenant, prefix, cursor, min(max(limit, 1), maxKeyPage), func(slot meta.Slot) {
 		info := m.machine.Entry(slot)
-		k := KeyStatus{Key: string(m.machine.Key(slot)), Location: info.Location, Class: info.Class.String()}
+		k := KeyStatus{
+			Tenant: info.Tenant, Key: string(m.machine.Key(slot)), Location: info.Location, Class: info.Class.String(),
+		}
 		if info.Class == meta.ClassHard {
 			k.Pins = 1
 		}
 		keys = append(keys, k)
 	})
 	return keys, next
+}
+
+// Pins lists about limit of the pins that the filter selects, those of sessions included; all of an entry are on one
+// page, which may so be longer. next is 0 at the end; a page may be empty and yet not be the last.
+func (s *Server) Pins(filter PinFilter, cursor uint64, limit int) (pins []PinStatus, next uint64) {
+	m := s.master
+	m.state.RLock()
+	defer m.state.RUnlock()
+	nowMS := m.presentMS()
+	at := m.machine.At(nowMS)
+	next = at.ListPins(filter.Tenant, filter.Owner, cursor, min(max(limit, 1), maxKeyPage), func(p meta.PinInfo) {
+		x := PinStatus{
+			Tenant: p.Tenant, Key: p.Key, Class: p.Class.String(), Owner: p.Owner, Session: uint64(p.Session),
+			UntilMS: p.UntilMS, LeftMS: -1,
+		}
+		if p.UntilMS != 0 {
+			x.LeftMS = int64(p.UntilMS - min(nowMS, p.UntilMS)) //nolint:gosec // below 2^51
+		}
+		pins = append(pins, x)
+	})
+	return pins, next
 }
 
 // Settings returns the replicated settings as this member has applied them.
@@ -317,7 +341,7 @@ func (s *Server) TransferLeadership(ctx context.Context, to uint64) error {
 	return s.node.TransferLeadership(ctx, to)
 }
 
-// Pin pins keys of the default tenant for an operator and says for each whether it existed. Leader only.
+// Pin pins keys of a tenant for an operator and says for each whether it existed. Leader only.
 func (s *Server) Pin(ctx context.Context, keys [][]byte, spec PinSpec) ([]bool, error) {
 	cmd := &meta.Pin{Class: meta.ClassHard, Owner: spec.Owner, Keys: keys}
 	if spec.Soft {
@@ -332,77 +356,188 @@ func (s *Server) Pin(ctx context.Context, keys [][]byte, spec PinSpec) ([]bool, 
 		cmd.Until = m.logTime(m.now()) + uint64(max(spec.TTL/time.Millisecond, 1))
 		m.state.RUnlock()
 	}
-	return s.pin(ctx, cmd)
+	return s.pin(ctx, spec.Tenant, cmd)
 }
 
-// Unpin undoes Pin of the same owner, hard and soft, and says for each key whether there was such a pin. Leader only.
-func (s *Server) Unpin(ctx context.Context, keys [][]byte, owner string) ([]bool, error) {
-	hard, err := s.pin(ctx, &meta.Pin{Undo: true, Class: meta.ClassHard, Owner: owner, Keys: keys})
-	if err != nil {
-		return nil, err
-	}
-	soft, err := s.pin(ctx, &meta.Pin{Undo: true, Class: meta.ClassSoft, Owner: owner, Keys: keys})
-	if err != nil {
-		return nil, err
-	}
-	for i := range hard {
-		hard[i] = hard[i] || soft[i]
-	}
-	return hard, nil
+// Unpin undoes Pin of the same tenant and owner, hard and soft, and says for each key whether there was such a pin.
+// Leader only.
+func (s *Server) Unpin(ctx context.Context, tenant string, keys [][]byte, owner string) ([]bool, error) {
+	return s.pin(ctx, tenant,
+		&meta.Pin{Undo: true, Class: meta.ClassHard, Owner: owner, Keys: keys},
+		&meta.Pin{Undo: true, Class: meta.ClassSoft, Owner: owner, Keys: keys})
 }
 
-func (s *Server) pin(ctx context.Context, cmd *meta.Pin) ([]bool, error) {
+// pin carries commands out and says for each key whether one of them found what it is about.
+func (s *Server) pin(ctx context.Context, tenant string, cmds ...*meta.Pin) (out []bool, err error) {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
-	if len(cmd.Keys) > protocol.MaxBatch {
+	if len(cmds[0].Keys) > protocol.MaxBatch {
 		return nil, &protocol.Error{Code: protocol.CodeLimit, Message: "at most 4096 keys at once"}
 	}
-	result, err := s.do(ctx, cmd)
-	if err != nil {
-		return nil, err
+	out = make([]bool, len(cmds[0].Keys))
+	session := meta.SessionID(0) // whose tenant is the default one
+	if tenant != "" && tenant != meta.DefaultTenant {
+		if !s.hasTenant(tenant) {
+			return out, nil // and so none of the keys, and nothing that would be worth making it
+		}
+		if session, err = s.openFor(ctx, tenant); err != nil {
+			return nil, err
+		}
+		// Closed whatever became of ctx: while the log takes nothing it expires by itself.
+		defer s.closeFor(session)
 	}
-	codes, err := meta.DecodeCodes(result)
-	if err != nil {
-		return nil, err
-	}
-	out := make([]bool, len(codes))
-	for i, c := range codes {
-		if out[i] = c == 0; c == protocol.CodeLimit {
-			return nil, &protocol.Error{Code: c, Message: "the limit of pins is reached: undo some"}
+	for _, cmd := range cmds {
+		result, err := s.doIn(ctx, session, cmd)
+		if err != nil {
+			return nil, err
+		}
+		codes, err := meta.DecodeCodes(result)
+		if err != nil {
+			return nil, err
+		}
+		for i, c := range codes[:min(len(codes), len(out))] {
+			if c == protocol.CodeLimit {
+				return nil, &protocol.Error{Code: c, Message: "the limit of pins is reached: undo some"}
+			}
+			out[i] = out[i] || c == 0
 		}
 	}
 	return out, nil
 }
 
-// Drain takes all regions from an instance, and returns how many it has asked for. What is in them is dropped; the
-// client is told to let go of them. Leader only.
-func (s *Server) Drain(ctx context.Context, instance string) (int, error) {
+// hasTenant reports whether a tenant has ever had a session.
+func (s *Server) hasTenant(name string) bool {
+	m := s.master
+	m.state.RLock()
+	defer m.state.RUnlock()
+	for _, t := range m.machine.Stats().Tenants {
+		if t.Name == name {
+			return true
+		}
+	}
+	return false
+}
+
+// openFor opens a session in a tenant: it is by their session that commands say which tenant's keys they mean.
+func (s *Server) openFor(ctx context.Context, tenant string) (meta.SessionID, error) {
+	m := s.master
+	secret := m.cfg.Random() | 1
+	result, err := s.do(ctx, &meta.OpenSession{
+		Instance: fmt.Sprintf("larder-admin-%016x", m.cfg.Random()), Tenant: tenant, Secret: secret,
+		TTLMS: uint64(m.cfg.SessionTTL / time.Millisecond), //nolint:gosec // positive
+	})
+	if err != nil {
+		return 0, err
+	}
+	opened, err := meta.DecodeSession(result)
+	if err != nil {
+		return 0, err
+	}
+	m.state.RLock()
+	defer m.state.RUnlock()
+	if info, ok := m.machine.Session(opened.ID); ok {
+		m.mu.Lock()
+		m.know(&info) // so that it expires though nobody closes it
+		m.mu.Unlock()
+	}
+	return opened.ID, nil
+}
+
+// closeFor logs the end of a session that openFor opened, and does not wait for it.
+func (s *Server) closeFor(id meta.SessionID) {
+	m := s.master
+	if err := m.Do(&meta.CloseSession{ID: id, Fenced: true}, func(protocol.Code, []byte) {}); err != nil {
+		s.logger.LogAttrs(s.ctx, slog.LevelDebug, "a session of the admin is left to expire", slog.Any("error", err))
+	}
+}
+
+// doIn is do for a command that a session gives; 0 is none.
+func (s *Server) doIn(ctx context.Context, id meta.SessionID, cmd meta.Command) ([]byte, error) {
+	if id == 0 {
+		return s.do(ctx, cmd)
+	}
+	type outcome struct {
+		code   protocol.Code
+		result []byte
+	}
+	m := s.master
+	ch := make(chan outcome, 1)
+	r := &request{cmd: meta.AppendCommand(nil, meta.Header{Session: id}, cmd), arrived: m.now()}
+	r.done = func(code protocol.Code, result []byte) { ch <- outcome{code, slices.Clone(result)} }
+	m.mu.Lock()
+	fault := m.enqueue(r)
+	m.mu.Unlock()
+	if fault != nil {
+		return nil, fault
+	}
+	select {
+	case o := <-ch:
+		switch o.code {
+		case protocol.CodeOK:
+			_, rest, err := meta.DecodeCode(o.result)
+			return rest, err
+		case protocol.CodeNotLeader, protocol.CodeUnavailable:
+			f := m.notLeader()
+			return nil, &f
+		default:
+			return nil, &protocol.Error{Code: o.code, Message: codeTexts[o.code]}
+		}
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-s.ctx.Done():
+		return nil, &protocol.Error{Code: protocol.CodeUnavailable, Message: "the server is stopping"}
+	}
+}
+
+// Drain takes all regions from an instance, except those that it must leave: the report says which, and why. What is in
+// the others is dropped; the client is told to let go of them. Leader only.
+func (s *Server) Drain(ctx context.Context, instance string) (DrainReport, error) {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
+	var report DrainReport
 	var ids []meta.RegionID
 	m := s.master
 	m.state.RLock()
+	_, known := m.machine.SessionOf(instance)
 	for _, r := range m.machine.Regions() {
-		if r.Instance == instance && (r.State == meta.RegionOwned || r.State == meta.RegionOrphaned) {
+		if r.Instance != instance {
+			continue
+		}
+		known = true
+		if r.State == meta.RegionOwned || r.State == meta.RegionOrphaned {
 			ids = append(ids, r.ID)
 		}
 	}
 	m.state.RUnlock()
-	n := 0
+	if !known {
+		return report, &protocol.Error{
+			Code:    protocol.CodeNotFound,
+			Message: fmt.Sprintf("instance %q has neither an open session nor a region: larder ctl clients lists those that do", clip(instance)),
+		}
+	}
 	for _, id := range ids {
 		if err := s.outwait(ctx, id); err != nil {
-			return n, err
+			return report, err
 		}
 		_, err := s.do(ctx, &meta.Mark{Region: id})
 		if protocol.CodeOf(err) == protocol.CodePending {
-			continue // pinned, or gone meanwhile
+			m.state.RLock()
+			r, ok := m.machine.Region(id)
+			m.state.RUnlock()
+			if ok && r.Pinned > 0 {
+				report.Kept = append(report.Kept, KeptRegion{
+					Region: uint64(id),
+					Reason: fmt.Sprintf("%d pinned entries: undo their pins, which larder ctl pins lists", r.Pinned),
+				})
+			}
+			continue // otherwise gone meanwhile
 		}
 		if err != nil {
-			return n, err
+			return report, err
 		}
-		n++
+		report.Asked++
 	}
-	return n, nil
+	return report, nil
 }
 
 // outwait waits until a new leader's grace is over: what was leased before is not known until then.

@@ -105,21 +105,59 @@ type ClientStatus struct {
 
 // KeyStatus is one entry.
 type KeyStatus struct {
-	Key      string        `json:"key"`
+	Tenant   string        `json:"tenant"`
+	Key      string        `json:"key"` // any bytes
 	Location meta.Location `json:"location"`
 	Pins     uint64        `json:"pins"`
 	Class    string        `json:"class"`
 }
 
+// PinStatus is one pin.
+type PinStatus struct {
+	Tenant  string
+	Key     []byte
+	Class   string // hard or soft
+	Owner   string // of a durable or soft pin
+	Session uint64 // of any other, which ends with it
+	UntilMS uint64 // log time at which it ends; 0 = it does not
+	LeftMS  int64  // until then; -1 = no end
+}
+
+// PinFilter selects pins; empty fields match everything.
+type PinFilter struct {
+	Tenant string
+	Owner  string
+}
+
+// DrainReport is the outcome of Drain.
+type DrainReport struct {
+	Asked int // regions that the instance was asked to give up
+	Kept  []KeptRegion
+}
+
+// KeptRegion is a region that Drain did not ask for, and why.
+type KeptRegion struct {
+	Region uint64 `json:"region"`
+	Reason string `json:"reason"` // and what to do
+}
+
 // CheckReport is the outcome of Check.
 type CheckReport struct {
-	Deep     bool     `json:"deep"`
-	Devices  int      `json:"devices"`
-	Regions  int      `json:"regions"`
-	Entries  uint64   `json:"entries"`
-	Verified uint64   `json:"verified"` // entries whose checksum was compared with their bytes
-	Skipped  uint64   `json:"skipped"`  // entries without a checksum, on devices that are not reachable from here, or gone meanwhile
-	Problems []string `json:"problems"` // at most maxProblems; empty = all is well
+	Deep     bool            `json:"deep"`
+	Devices  int             `json:"devices"`
+	Foreign  []ForeignDevice `json:"foreign"` // of Devices, those that were not checked since another host has them
+	Regions  int             `json:"regions"`
+	Entries  uint64          `json:"entries"`
+	Verified uint64          `json:"verified"` // entries whose checksum was compared with their bytes
+	Skipped  uint64          `json:"skipped"`  // entries without a checksum, on devices that are not reachable from here, or gone meanwhile
+	Problems []string        `json:"problems"` // at most maxProblems; empty = all is well
+}
+
+// ForeignDevice is a device that a member of another host has to check.
+type ForeignDevice struct {
+	ID   uint64 `json:"id"`
+	Path string `json:"path"`
+	Node string `json:"node"` // the host it is attached to
 }
 
 // maxProblems bounds a CheckReport: an operator needs examples, not millions of lines.
@@ -127,9 +165,10 @@ const maxProblems = 1000
 
 // PinSpec is an operator's pin.
 type PinSpec struct {
-	Owner string        // name that it is listed and undone by
-	TTL   time.Duration // 0 = until undone
-	Soft  bool          // evicted last instead of never
+	Tenant string        // whose keys; "" = the default tenant
+	Owner  string        // name that it is listed and undone by
+	TTL    time.Duration // 0 = until undone
+	Soft   bool          // evicted last instead of never
 }
 
 // NewMember is a member to add. ID 0 draws a random one.
