@@ -183,8 +183,8 @@ func pinReport(c *call, keys []string, reply server.PinReply, yes, no string) er
 // ctlClear is larder ctl clear.
 type ctlClear struct {
 	All       bool   `help:"Everything."`
-	Prefix    string `help:"Entries whose keys begin with this."`
-	Tenant    string `help:"Entries of this tenant."`
+	Prefix    string `help:"Entries whose keys begin with this, of all tenants unless --tenant names one."`
+	Tenant    string `help:"Entries of this tenant; with --prefix, those of its keys that begin with it."`
 	Model     string `help:"Entries of this model, by their prefix context."`
 	LoRA      string `name:"lora" help:"Entries of this LoRA, by their prefix context."`
 	Salt      string `help:"Entries of this salt, by their prefix context."`
@@ -198,8 +198,15 @@ func (l *ctlClear) Run(c *call) error {
 	scope := server.ClearContext{
 		Tenant: l.Tenant, Model: l.Model, LoRA: l.LoRA, Salt: l.Salt, BlockSize: l.BlockSize, Seed: l.Seed,
 	}
+	if l.Prefix != "" {
+		in.Tenant, scope.Tenant = l.Tenant, ""
+	}
 	if scope != (server.ClearContext{}) {
 		in.Context = &scope
+	}
+	if (l.All && l.Prefix != "") || (l.All || l.Prefix != "") && in.Context != nil {
+		return usageError(errors.New(
+			"clear: --all goes with nothing else, and --prefix with --tenant alone: run it once for each scope"))
 	}
 	if !l.All && l.Prefix == "" && in.Context == nil {
 		return usageError(errors.New(

@@ -268,7 +268,8 @@ func (r *adminCall) unpin() (any, error) {
 // ClearRequest is the body of POST /clear. Exactly one of its scopes is given.
 type ClearRequest struct {
 	All     bool          `json:"all,omitempty"`
-	Prefix  string        `json:"prefix,omitempty"` // of keys
+	Prefix  string        `json:"prefix,omitempty"` // of keys, of all tenants
+	Tenant  string        `json:"tenant,omitempty"` // with prefix: of this tenant's keys only
 	Context *ClearContext `json:"context,omitempty"`
 }
 
@@ -296,7 +297,13 @@ func (r *adminCall) clear() (any, error) {
 	if scopes != 1 || c.Context != nil && *c.Context == (ClearContext{}) {
 		return nil, badRequest("give exactly one of all, prefix and a context with at least one field")
 	}
-	scope := ClearScope{All: c.All}
+	if c.Tenant != "" && c.Prefix == "" {
+		return nil, badRequest("tenant: it goes with a prefix; for all entries of a tenant give it in a context")
+	}
+	if len(c.Prefix) > protocol.MaxKeyBytes || len(c.Tenant) > protocol.MaxNameBytes {
+		return nil, badRequest("prefix, tenant: at most %d and %d bytes", protocol.MaxKeyBytes, protocol.MaxNameBytes)
+	}
+	scope := ClearScope{All: c.All, Tenant: c.Tenant}
 	if c.Prefix != "" {
 		scope.Prefix = []byte(c.Prefix)
 	}

@@ -1,6 +1,8 @@
 package server
 
 import (
+	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -215,4 +217,44 @@ func TestAClearThatIsNotAppliedIsToldToNobody(t *testing.T) {
 	require.NoError(t, reply.Decode(a.answer(seq)))
 	require.Equal(t, protocol.CodeNotLeader, reply.Code)
 	require.Nil(t, a.pushed(protocol.TypeCleared))
+}
+
+func TestAdminClearsAPrefixOfAllTenantsUnlessOneIsNamed(t *testing.T) {
+	s, a := startAdminTest(t, func(cfg *Config) { cfg.Listen = "127.0.0.1:0" })
+	held := map[string]*wire{"": nil, "b": nil}
+	for tenant := range held {
+		w := dial(t, "tcp", s.Addr())
+		hello := w.handshake(protocol.HandshakeRequest{InstanceID: "of " + tenant, Tenant: tenant})
+		require.NoError(t, hello.Err())
+		r := w.alloc(protocol.AllocRequest{InstanceID: "of " + tenant, Size: 1 << 20, PageSize: 64 << 10})
+		require.NoError(t, r.Err())
+		require.True(t, w.register(r.Region, 0, "p/1", "q/1").Results[0].IsNew)
+		held[tenant] = w
+	}
+	holds := func(tenant, key string) bool { return held[tenant].lookup(0, key).Results[0].Found }
+	clears := func(body string) {
+		code, reply := ask(t, a, "POST", "/clear", body)
+		require.Equal(t, http.StatusOK, code, "%s", reply)
+	}
+	clears(`{"prefix":"p/","tenant":"b"}`)
+	require.False(t, holds("b", "p/1"))
+	require.True(t, holds("b", "q/1"))
+	require.True(t, holds("", "p/1"))
+	clears(`{"prefix":"q/"}`)
+	require.False(t, holds("b", "q/1"))
+	require.False(t, holds("", "q/1"))
+	require.True(t, holds("", "p/1"))
+
+	for body, says := range map[string]string{
+		`{"tenant":"b"}`:                                              "exactly one",
+		`{"all":true,"tenant":"b"}`:                                   "goes with a prefix",
+		`{"tenant":"b","context":{"model":"m"}}`:                      "goes with a prefix",
+		`{"prefix":"` + strings.Repeat("k", 2000) + `"}`:              "at most 1024",
+		`{"prefix":"k","tenant":"` + strings.Repeat("n", 2000) + `"}`: "256 bytes",
+	} {
+		code, reply := ask(t, a, "POST", "/clear", body)
+		require.Equal(t, http.StatusBadRequest, code, body)
+		require.Contains(t, string(reply), says)
+	}
+	require.True(t, holds("", "p/1"), "what is refused drops nothing")
 }
