@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 
 	"larder/cmd/replay"
 	"larder/cxl"
+	"larder/protocol"
 	"larder/server"
 )
 
@@ -31,8 +33,8 @@ type replayCmd struct {
 	Pages     int           `help:"Make the pool exactly so many pages, instead of --pool."`
 	Policy    string        `default:"lru" help:"Eviction policy of the server that is started (default lru)."`
 	Addr      []string      `placeholder:"HOST:PORT" help:"Masters of a running cluster to replay against, or unix:PATH; no server is started then."`
-	Admin     []string      `placeholder:"HOST:PORT" help:"Admins of that cluster, to count its evictions."`
-	Data      string        `help:"Data directory of the server that is started, kept; without one a temporary one is used."`
+	Admin     []string      `placeholder:"HOST:PORT" help:"Admins of that cluster, to count its evictions (default: those that its members name)."`
+	Data      string        `help:"Data directory of the server that is started, kept; without one, one below the default of larder serve is used and removed."`
 	Speed     float64       `help:"0: as fast as possible; 1: as the timestamps say; 2: twice as fast."`
 	Checksums bool          `help:"Store and verify checksums too; every byte is compared in any case."`
 	Prefault  bool          `help:"Map the pool completely before it is used."`
@@ -48,6 +50,9 @@ const (
 	maxReplayRegion = 64 << 20
 	regionsPerShare = 8 // so that clients can shift space among each other
 	deviceUnit      = 64 << 10
+
+	maxSocketPath = 107
+	socketSuffix  = ".sock" // beside the pool, where the path of the data is too long for a socket
 )
 
 // Run implements the command.
@@ -73,13 +78,8 @@ func (r *replayCmd) Run(e *env) (err error) {
 			return err
 		}
 		defer func() { err = errors.Join(err, stop()) }()
-	} else if len(r.Admin) > 0 {
-		a := (&clusterFlags{Admin: r.Admin}).newAdmin()
-		cfg.Evictions = func(ctx context.Context) (replay.ByPhase, error) {
-			var s server.StatusReply
-			err := a.getLeader(ctx, "/status", nil, &s)
-			return phases(s.Stats.Evictions), err
-		}
+	} else {
+		cfg.Evictions = r.evictions
 	}
 	report, err := replay.Run(e.ctx, cfg)
 	if report == nil {
@@ -96,6 +96,37 @@ func (r *replayCmd) Run(e *env) (err error) {
 	return err
 }
 
+// evictions asks the admins that were named, or else those that the members name themselves: these may listen where
+// only their own host reaches them, and another cluster's may answer there.
+func (r *replayCmd) evictions(ctx context.Context, members []protocol.Member) (p replay.ByPhase, err error) {
+	addrs := slices.Clone(r.Admin)
+	if len(r.Admin) == 0 {
+		for _, m := range members {
+			if m.Admin != "" {
+				addrs = append(addrs, m.Admin)
+			}
+		}
+	}
+	if len(addrs) == 0 {
+		return p, replay.ErrUntold
+	}
+	var s server.StatusReply
+	err = (&clusterFlags{Admin: addrs}).newAdmin().getLeader(ctx, "/status", nil, &s)
+	if len(r.Admin) == 0 && (err != nil || !sameMembers(&s, members)) {
+		return p, errors.Join(replay.ErrUntold, err)
+	}
+	return phases(s.Stats.Evictions), err
+}
+
+// sameMembers reports whether a status is that of the cluster of these members.
+func sameMembers(s *server.StatusReply, members []protocol.Member) bool {
+	return slices.ContainsFunc(s.Members, func(has server.MemberStatus) bool {
+		return slices.ContainsFunc(members, func(m protocol.Member) bool {
+			return m.ID == has.ID && m.Addr == has.Client && m.Socket == has.Socket
+		})
+	})
+}
+
 // phases converts counts by phase.
 func phases(counts []uint64) (p replay.ByPhase) {
 	copy(p[:], counts)
@@ -106,9 +137,17 @@ func phases(counts []uint64) (p replay.ByPhase) {
 // what was temporary.
 func (r *replayCmd) startServer(cfg *replay.Config, logger *slog.Logger) (stop func() error, err error) {
 	dir, temporary := r.Data, r.Data == ""
+	remove := func() error { return nil }
 	if temporary {
-		if dir, err = os.MkdirTemp("", "larder-replay-"); err != nil {
-			return nil, fmt.Errorf("replay: %w; name a directory with --data", err)
+		base, err := dataDir()
+		if err != nil {
+			return nil, err
+		}
+		outside := func(dir string) error { // what is not on the disk
+			return errors.Join(os.RemoveAll(poolFile(dir, true)), os.RemoveAll(poolFile(dir, true)+socketSuffix))
+		}
+		if dir, remove, err = replay.Scratch(base, outside); err != nil {
+			return nil, err //nolint:wrapcheck // says what to do
 		}
 	}
 	sc := server.Default()
@@ -121,7 +160,7 @@ func (r *replayCmd) startServer(cfg *replay.Config, logger *slog.Logger) (stop f
 		if size%deviceUnit != 0 {
 			return nil, errors.Join(usageError(fmt.Errorf(
 				"replay: %d pages of %v are no multiple of %v, which a device is; choose another number",
-				r.Pages, r.Page, server.Size(deviceUnit))), removeIf(temporary, dir))
+				r.Pages, r.Page, server.Size(deviceUnit))), remove())
 		}
 	}
 	device := server.DeviceConfig{Path: poolFile(dir, temporary), Size: size}
@@ -131,8 +170,8 @@ func (r *replayCmd) startServer(cfg *replay.Config, logger *slog.Logger) (stop f
 		cfg.RegionSize = max(min(share, maxReplayRegion)/uint64(r.Page), 1) * uint64(r.Page)
 	}
 	sc.RegionSize = server.Size(cfg.RegionSize)
-	remove := func() error {
-		return errors.Join(removeIf(temporary, dir), removeIf(temporary, device.Path))
+	if temporary && len(filepath.Join(dir, "larder.sock")) > maxSocketPath {
+		sc.Socket = device.Path + socketSuffix
 	}
 	if err := errors.Join(sc.Complete(), sc.Validate()); err != nil {
 		return nil, errors.Join(usageError(err), remove())
@@ -142,19 +181,21 @@ func (r *replayCmd) startServer(cfg *replay.Config, logger *slog.Logger) (stop f
 		return nil, errors.Join(fmt.Errorf("replay: start a server: %w", err), remove())
 	}
 	cfg.Addrs = []string{"unix:" + sc.Socket}
-	cfg.Evictions = func(context.Context) (replay.ByPhase, error) {
+	cfg.Evictions = func(context.Context, []protocol.Member) (replay.ByPhase, error) {
 		status := s.Status()
 		return phases(status.Stats.Evictions[:]), nil
 	}
 	return func() error { return errors.Join(stopServer(s, nil, &sc), remove()) }, nil
 }
 
-// removeIf removes a directory if it is temporary.
-func removeIf(temporary bool, dir string) error {
-	if !temporary {
-		return nil
+// dataDir is where larder serve has its data by default.
+func dataDir() (string, error) {
+	sc := server.Default()
+	sc.Pool = []server.DeviceConfig{{Path: os.DevNull, Size: deviceUnit}} // so that none is looked for
+	if err := sc.Complete(); err != nil {
+		return "", fmt.Errorf("replay: %w; or name a directory with --data", err)
 	}
-	return os.RemoveAll(dir) //nolint:wrapcheck // names the path
+	return sc.DataDir, nil
 }
 
 // poolFile is where the pool of a server started for a replay lies: in memory where there is /dev/shm, under a name

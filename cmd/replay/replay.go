@@ -44,9 +44,10 @@ type Config struct {
 	Pages int
 	// Compare adds what exact LRU and the optimum would have reached with Pages pages.
 	Compare bool
-	// Evictions reads how many entries the pool has evicted, by phase of REQUEST_ALLOC, if the caller can tell. nil: the
-	// report has the clients' own count.
-	Evictions func(context.Context) (ByPhase, error)
+	// Evictions reads how many entries the pool has evicted, by phase of REQUEST_ALLOC, if the caller can tell; it is
+	// given the members that the clients know. nil, or an error that is ErrUntold: the report has the clients' own
+	// count, and says so.
+	Evictions func(context.Context, []protocol.Member) (ByPhase, error)
 
 	Progress io.Writer // where to show progress; nil: nowhere
 	Terminal bool      // Progress is a terminal: one line, written over
@@ -56,6 +57,9 @@ type Config struct {
 // ByPhase counts evicted entries by the phase of REQUEST_ALLOC: from free space (0, always none), the requester's own
 // (1), with the region of an owner that is gone (2), with another client's region (3).
 type ByPhase [4]uint64
+
+// ErrUntold says that nobody can be asked what the pool has evicted.
+var ErrUntold = errors.New("replay: no admin of this cluster can be reached")
 
 const (
 	// retryPause is the pause before a request that failed is tried again: the client has paused between its own
@@ -185,16 +189,19 @@ func (r *runner) close(ctx context.Context) error {
 	return errors.Join(all...)
 }
 
-// evictions asks the pool, if it can be asked.
-func (r *runner) evictions(ctx context.Context) (ByPhase, error) {
+// evictions asks the pool. It returns nil if it cannot be asked.
+func (r *runner) evictions(ctx context.Context) (*ByPhase, error) {
 	if r.cfg.Evictions == nil {
-		return ByPhase{}, nil
+		return nil, nil //nolint:nilnil // nobody can tell, which is no error
 	}
-	n, err := r.cfg.Evictions(ctx)
-	if err != nil {
-		return n, fmt.Errorf("replay: evictions of the pool: %w", err)
+	n, err := r.cfg.Evictions(ctx, r.workers[0].c.Members())
+	switch {
+	case errors.Is(err, ErrUntold):
+		return nil, nil //nolint:nilnil // nobody can tell, which is no error
+	case err != nil:
+		return nil, fmt.Errorf("replay: evictions of the pool: %w", err)
 	}
-	return n, nil
+	return &n, nil
 }
 
 // pages finds out how many pages the pool has, if nobody said so.

@@ -39,7 +39,8 @@ type Report struct {
 
 	BytesRead     uint64  `json:"bytes_read"`
 	BytesWritten  uint64  `json:"bytes_written"`
-	Evictions     ByPhase `json:"evictions_by_phase"`
+	Evictions     ByPhase `json:"evictions_by_phase"` // entries
+	EvictionsOf   string  `json:"evictions_of"`       // whose they are: the "pool"'s, or the "clients"' own alone
 	RequestsRate  float64 `json:"requests_per_second"`
 	BlocksRate    float64 `json:"blocks_per_second"`
 	Retries       uint64  `json:"retries"`        // calls, requests and stores begun again, by the replay and its clients
@@ -63,7 +64,7 @@ type Latency struct {
 }
 
 // report sums up.
-func (r *runner) report(ctx context.Context, took time.Duration, before ByPhase) *Report {
+func (r *runner) report(ctx context.Context, took time.Duration, before *ByPhase) *Report {
 	l := &r.live
 	rep := &Report{
 		Requests: int(r.done.Load()), Of: len(r.trace), Clients: len(r.workers), Pages: r.cfg.Pages,
@@ -114,18 +115,24 @@ func (r *runner) troubles() (retries, reconnects, leaderChanges uint64) {
 	return retries, reconnects, leaderChanges
 }
 
+// Whose evictions a report counts.
+const (
+	ofPool    = "pool"
+	ofClients = "clients"
+)
+
 // countEvictions takes the pool's word, or else the clients'.
-func (r *runner) countEvictions(ctx context.Context, rep *Report, before ByPhase) {
-	if r.cfg.Evictions == nil {
-		rep.Evictions[1] = rep.Client.Evicted
+func (r *runner) countEvictions(ctx context.Context, rep *Report, before *ByPhase) {
+	rep.Evictions[1], rep.EvictionsOf = rep.Client.Evicted, ofClients
+	if before == nil {
 		return
 	}
 	after, err := r.evictions(ctx)
-	if err != nil {
-		r.cfg.Logger.Warn("the pool does not say what it has evicted", slog.Any("error", err))
-		rep.Evictions[1] = rep.Client.Evicted
+	if after == nil {
+		r.cfg.Logger.Warn("the pool does not say any more what it has evicted", slog.Any("error", err))
 		return
 	}
+	rep.EvictionsOf = ofPool
 	for i := range after {
 		rep.Evictions[i] = after[i] - min(before[i], after[i])
 	}
@@ -201,8 +208,12 @@ func (rep *Report) WriteTable(w io.Writer) error {
 	}
 	row("verification failures", "%d", rep.Failures)
 	row("bytes", "%s read and checked, %s written", Bytes(rep.BytesRead), Bytes(rep.BytesWritten))
-	row("evictions", "%d own, %d of departed owners, %d of other clients",
-		rep.Evictions[1], rep.Evictions[2], rep.Evictions[3])
+	if rep.EvictionsOf == ofPool {
+		row("evicted entries", "%d of the requester's own, %d of departed owners, %d of other clients",
+			rep.Evictions[1], rep.Evictions[2], rep.Evictions[3])
+	} else {
+		row("evicted entries", "%d of these clients' own; name the cluster's admins with --admin to count all", rep.Evictions[1])
+	}
 	row("rate", "%.1f requests/s, %.0f blocks/s", rep.RequestsRate, rep.BlocksRate)
 	row("retries", "%d", rep.Retries)
 	row("leader changes survived", "%d, connections lost %d", rep.LeaderChanges, rep.Reconnects)
