@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -120,6 +121,12 @@ func TestCommandLine(t *testing.T) {
 		{"", exitDone, "Usage: larder", ""},
 		{"--help", exitDone, "Usage: larder", ""},
 		{"serve --help", exitDone, "--eviction-policy=VALUE", ""},
+		{"serve --help", exitDone, "prefix-lru", ""},
+		{"serve --help", exitDone, "force:", ""},
+		{"config check --json " + good, exitDone, `"ok": true`, ""},
+		{"config check --json " + bad, exitUsage, `"problems": [`, `did you mean "listen"`},
+		{"config print --json --config " + good, exitDone, `"data_dir": "` + dir + `"`, ""},
+		{"ctl get --hex xy - --admin 127.0.0.1:1", exitUsage, "", "not hexadecimal"},
 		{"version", exitDone, "larder ", ""},
 		{"version --json", exitDone, `"protocol": 1`, ""},
 		{"nonsense", exitUsage, "", "see larder --help"},
@@ -198,6 +205,126 @@ func TestOperatingACluster(t *testing.T) {
 	code, log := c.stop()
 	require.Equal(t, exitDone, code, log)
 	require.Contains(t, log, "stopped")
+}
+
+// decode reads what a command printed as JSON.
+func decode[T any](t *testing.T, stdout string) (v T) {
+	t.Helper()
+	require.NoError(t, json.Unmarshal([]byte(stdout), &v), "%s", stdout)
+	return v
+}
+
+func TestOperatingTenantsAndBinaryKeys(t *testing.T) {
+	c := startCluster(t)
+	in, out := filepath.Join(c.dir, "in"), filepath.Join(c.dir, "out")
+	require.NoError(t, os.WriteFile(in, []byte("blue bytes"), 0o600))
+	c.ctl(t, exitDone, "put", "--tenant", "blue", "--hex", "ff00", in)
+	require.NoError(t, os.WriteFile(in, []byte("default bytes"), 0o600))
+	c.ctl(t, exitDone, "put", "--hex", "ff00", in)
+	c.ctl(t, exitDone, "get", "--tenant", "blue", "--hex", "ff00", out)
+	got, err := os.ReadFile(out)
+	require.NoError(t, err)
+	require.Equal(t, "blue bytes", string(got))
+
+	table := c.ctl(t, exitDone, "keys", "--tenant", "blue")
+	require.Contains(t, table, "TENANT")
+	require.Contains(t, table, `"\xff\x00"`, "what a key holds, not U+FFFD")
+	require.NotContains(t, table, "default")
+	require.Contains(t, c.ctl(t, exitDone, "keys", "--hex", "--prefix", "ff"), "ff00")
+	for _, k := range decode[server.KeysReply](t, c.ctl(t, exitDone, "keys", "--json")).Keys {
+		require.Equal(t, "ff00", k.KeyHex)
+	}
+
+	require.Contains(t, c.ctl(t, exitDone, "pin", "--tenant", "blue", "--hex", "ff00", "--owner", "ann"), "pinned")
+	require.Contains(t, c.ctl(t, exitDone, "pin", "--hex", "ff00", "--ttl", "1h"), "pinned")
+	for _, verb := range []string{"pin", "unpin", "rm"} {
+		require.Contains(t, c.ctl(t, exitUsage, verb, "\xff"), "--hex", "another key is not taken in its place")
+	}
+	table = c.ctl(t, exitDone, "pins", "--owner", "ann")
+	require.Regexp(t, `blue +"\\xff\\x00" +hard +ann +- +never`, table)
+	require.NotContains(t, table, "operator")
+	pins := decode[server.PinsReply](t, c.ctl(t, exitDone, "pins", "--json")).Pins
+	require.Len(t, pins, 2)
+	require.Contains(t, c.ctl(t, exitDone, "pins", "--limit", "1"), "more: --cursor ")
+	require.Contains(t, c.ctl(t, exitFailed, "rm", "--tenant", "blue", "--hex", "ff00"), "larder ctl pins")
+	c.ctl(t, exitFailed, "unpin", "--hex", "ff00", "--owner", "ann")
+	c.ctl(t, exitDone, "unpin", "--tenant", "blue", "--hex", "ff00", "--owner", "ann")
+	c.ctl(t, exitDone, "rm", "--tenant", "blue", "--hex", "ff00")
+	require.NotContains(t, c.ctl(t, exitDone, "keys"), "blue")
+}
+
+// Every verb prints JSON with --json, and ends with the same code as without.
+func TestEveryVerbPrintsJSON(t *testing.T) {
+	c := startCluster(t)
+	in, out, snapshot := filepath.Join(c.dir, "in"), filepath.Join(c.dir, "out"), filepath.Join(c.dir, "snapshot")
+	require.NoError(t, os.WriteFile(in, []byte("bytes"), 0o600))
+	for _, step := range []struct {
+		args string
+		code int
+		want string
+	}{
+		{"put key " + in, exitDone, `"stored": true`},
+		{"put key " + in, exitDone, `"stored": false`},
+		{"put other " + in, exitDone, `"stored": true`},
+		{"get key " + out, exitDone, `"bytes": 5`},
+		{"keys", exitDone, `"key_hex": "6b6579"`},
+		{"pin key", exitDone, `true`},
+		{"pin key nokey", exitFailed, `false`},
+		{"pins", exitDone, `"owner": "operator"`},
+		{"rm key", exitFailed, `"removed": false`},
+		{"unpin key", exitDone, `true`},
+		{"unpin key", exitFailed, `false`},
+		{"rm key", exitDone, `"removed": true`},
+		{"regions", exitDone, `"state"`},
+		{"regions --limit 1", exitDone, `"state"`},
+		{"clients", exitDone, `[`},
+		{"status", exitDone, `"serving": true`},
+		{"members", exitDone, `"leader": true`},
+		{"check", exitDone, `"problems": []`},
+		{"policy", exitDone, `"policy": "lru"`},
+		{"policy set sieve", exitDone, `"policy": "sieve"`},
+		{"upgrade", exitDone, `"version"`},
+		{"snapshot save " + snapshot, exitDone, `"bytes": `},
+		{"snapshot restore " + snapshot + " --pool 16MiB --data-dir " + filepath.Join(c.dir, "restored"), exitDone, `"node_id": `},
+		{"clear --all", exitDone, `"ok": true`},
+		{"transfer-leader", exitFailed, ""},
+		{"drain nobody", exitFailed, ""},
+	} {
+		args := append([]string{"ctl", "--json"}, strings.Fields(step.args)...)
+		code, stdout, stderr := larder(t.Context(), append(args, c.flags...)...)
+		require.Equal(t, step.code, code, "%s: %s%s", step.args, stdout, stderr)
+		require.Contains(t, stdout, step.want, step.args)
+		if step.want != "" {
+			require.True(t, json.Valid([]byte(stdout)), "%s: %s", step.args, stdout)
+		}
+	}
+}
+
+func TestListsSayThatThereIsMore(t *testing.T) {
+	c := startCluster(t)
+	in := filepath.Join(c.dir, "in")
+	require.NoError(t, os.WriteFile(in, []byte("bytes"), 0o600))
+	c.ctl(t, exitDone, "put", "a", in)
+	c.ctl(t, exitDone, "put", "b", in)
+	first := c.ctl(t, exitDone, "regions", "--limit", "1")
+	match := regexp.MustCompile(`more: --after (\d+), or a higher --limit`).FindStringSubmatch(first)
+	require.NotNil(t, match, first)
+	second := c.ctl(t, exitDone, "regions", "--limit", "1", "--after", match[1])
+	require.NotContains(t, second, "more:")
+	require.NotEqual(t, first, second)
+	code, stdout, stderr := larder(t.Context(), append([]string{"ctl", "regions", "--json", "--limit", "1"}, c.flags...)...)
+	require.Equal(t, exitDone, code)
+	require.True(t, json.Valid([]byte(stdout)))
+	require.Contains(t, stderr, "--after "+match[1])
+}
+
+// The command line and what the server tells everybody are of one version.
+func TestServerTellsTheVersionOfTheBinary(t *testing.T) {
+	c := startCluster(t)
+	status := decode[server.StatusReply](t, c.ctl(t, exitDone, "status", "--json"))
+	require.Equal(t, version(), status.Version)
+	require.NotEqual(t, "(devel)", status.Version)
+	require.Equal(t, version(), server.Version)
 }
 
 func TestSystemdIsTold(t *testing.T) {

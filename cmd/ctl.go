@@ -2,11 +2,13 @@ package cmd
 
 import (
 	"context"
+	"encoding/hex"
 	"fmt"
 	"net/url"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"larder/server"
 )
@@ -26,6 +28,7 @@ type ctlCmd struct {
 	Rm             ctlRm       `cmd:"" help:"Delete an entry."`
 	Pin            ctlPin      `cmd:"" help:"Keep entries from being evicted."`
 	Unpin          ctlUnpin    `cmd:"" help:"Undo it."`
+	Pins           ctlPins     `cmd:"" help:"List pins: operators', and those of clients' sessions."`
 	Clear          ctlClear    `cmd:"" help:"Drop entries by key prefix or context, or all."`
 	Snapshot       ctlSnapshot `cmd:"" help:"Save the index to a file, and restore it."`
 	Check          ctlCheck    `cmd:"" help:"Compare the index with the devices."`
@@ -250,13 +253,15 @@ func (t *ctlTransfer) Run(c *call) error {
 
 // ctlRegions is larder ctl regions.
 type ctlRegions struct {
-	Limit int `default:"1000" help:"Most regions to list (default 1000)."`
+	Limit int    `default:"1000" help:"Most regions to list (default 1000)."`
+	After uint64 `help:"List regions with higher ids than this, as printed by the last call."`
 }
 
 // Run implements the command.
 func (r *ctlRegions) Run(c *call) error {
-	var all []server.RegionStatus
-	for after := uint64(0); len(all) < r.Limit; {
+	all := []server.RegionStatus{}
+	after := r.After
+	for len(all) < r.Limit {
 		var page server.RegionsReply
 		query := url.Values{"after": {strconv.FormatUint(after, 10)}, "limit": {strconv.Itoa(min(r.Limit-len(all), 1000))}}
 		if err := c.admin.getLeader(c.ctx, "/regions", query, &page); err != nil {
@@ -268,6 +273,9 @@ func (r *ctlRegions) Run(c *call) error {
 		}
 	}
 	if c.JSON {
+		if after != 0 { // the list has no place for it
+			fmt.Fprintf(c.stderr, "larder: there are more regions: --after %d, or a higher --limit\n", after)
+		}
 		return printJSON(c.stdout, all)
 	}
 	t := newTable("-REGION", "STATE", "INSTANCE", "-SESSION", "-DEVICE", "-OFFSET", "-LENGTH", "-PAGE", "-EPOCH", "-ENTRIES",
@@ -277,7 +285,13 @@ func (r *ctlRegions) Run(c *call) error {
 		t.row(x.ID, x.State, x.Instance, x.Session, x.Device, bytesText(x.Offset), bytesText(x.Length), bytesText(x.PageSize), x.Epoch,
 			x.Entries, bytesText(x.Bytes), x.Pinned, millis(int64(x.AgeMS)), millis(x.LeasedMS)) //nolint:gosec // a duration
 	}
-	return t.print(c.stdout)
+	if err := t.print(c.stdout); err != nil {
+		return err
+	}
+	if after != 0 {
+		fmt.Fprintf(c.stdout, "more: --after %d, or a higher --limit\n", after)
+	}
+	return nil
 }
 
 // ctlClients is larder ctl clients.
@@ -311,20 +325,48 @@ func (l *ctlClients) Run(c *call) error {
 	return t.print(c.stdout)
 }
 
+// keyFlags say what keys on a command line mean.
+type keyFlags struct {
+	Tenant string `help:"Whose keys (default: the default tenant)."`
+	Hex    bool   `help:"Keys are given as hexadecimal bytes, as in the key_hex of ctl keys --json."`
+}
+
+// bytes reads a key of the command line.
+func (f *keyFlags) bytes(key string) ([]byte, error) {
+	if !f.Hex {
+		// The command line's parser puts U+FFFD in place of what is not UTF-8, and so would mean another key.
+		if strings.ContainsRune(key, utf8.RuneError) {
+			return nil, usageError(fmt.Errorf("key %q is not text: give it as hexadecimal bytes, with --hex", key))
+		}
+		return []byte(key), nil
+	}
+	b, err := hex.DecodeString(key)
+	if err != nil {
+		return nil, usageError(fmt.Errorf("key %q is not hexadecimal: leave --hex out for keys that are text", key))
+	}
+	return b, nil
+}
+
 // ctlKeys is larder ctl keys.
 type ctlKeys struct {
+	Tenant string `help:"Only this tenant's (default: of all tenants)."`
 	Prefix string `help:"Only keys that begin with this."`
+	Hex    bool   `help:"The prefix is given as hexadecimal bytes, and keys are shown so."`
 	Limit  int    `default:"100" help:"Most entries to list (default 100)."`
 	Cursor uint64 `help:"Where to go on, as printed by the last call."`
 }
 
 // Run implements the command.
 func (k *ctlKeys) Run(c *call) error {
+	prefix, err := (&keyFlags{Hex: k.Hex}).bytes(k.Prefix)
+	if err != nil {
+		return err
+	}
 	reply := server.KeysReply{Keys: []server.KeyView{}, Next: k.Cursor}
 	for len(reply.Keys) < k.Limit {
 		var page server.KeysReply
 		query := url.Values{
-			"prefix": {k.Prefix}, "cursor": {strconv.FormatUint(reply.Next, 10)},
+			"tenant": {k.Tenant}, "prefix": {string(prefix)}, "cursor": {strconv.FormatUint(reply.Next, 10)},
 			"limit": {strconv.Itoa(min(k.Limit-len(reply.Keys), 1000))},
 		}
 		if err := c.admin.getLeader(c.ctx, "/keys", query, &page); err != nil {
@@ -338,10 +380,10 @@ func (k *ctlKeys) Run(c *call) error {
 	if c.JSON {
 		return printJSON(c.stdout, reply)
 	}
-	t := newTable("KEY", "-LENGTH", "-REGION", "-OFFSET", "-DEVICE", "CHECKSUM", "CLASS", "-PINS")
+	t := newTable("TENANT", "KEY", "-LENGTH", "-REGION", "-OFFSET", "-DEVICE", "CHECKSUM", "CLASS", "-PINS")
 	for i := range reply.Keys {
 		x := &reply.Keys[i]
-		t.row(printable(x.Key), x.Length, x.Region, x.Offset, x.Device, x.Checksum, x.Class, x.Pins)
+		t.row(printable(x.Tenant), keyText(x.Key, x.KeyHex, k.Hex), x.Length, x.Region, x.Offset, x.Device, x.Checksum, x.Class, x.Pins)
 	}
 	if err := t.print(c.stdout); err != nil {
 		return err
@@ -350,6 +392,67 @@ func (k *ctlKeys) Run(c *call) error {
 		fmt.Fprintf(c.stdout, "more: --cursor %d\n", reply.Next)
 	}
 	return nil
+}
+
+// ctlPins is larder ctl pins.
+type ctlPins struct {
+	Tenant string `help:"Only of this tenant's entries (default: of all tenants)."`
+	Owner  string `help:"Only those that were made under this name (default: all)."`
+	Hex    bool   `help:"Show keys as hexadecimal bytes."`
+	Limit  int    `default:"100" help:"About how many pins to list at most; all of an entry are listed together (default 100)."`
+	Cursor uint64 `help:"Where to go on, as printed by the last call."`
+}
+
+// Run implements the command.
+func (p *ctlPins) Run(c *call) error {
+	reply := server.PinsReply{Pins: []server.PinView{}, Next: p.Cursor}
+	for len(reply.Pins) < p.Limit {
+		var page server.PinsReply
+		query := url.Values{
+			"tenant": {p.Tenant}, "owner": {p.Owner}, "cursor": {strconv.FormatUint(reply.Next, 10)},
+			"limit": {strconv.Itoa(min(p.Limit-len(reply.Pins), 1000))},
+		}
+		if err := c.admin.getLeader(c.ctx, "/pins", query, &page); err != nil {
+			return err
+		}
+		reply.Pins = append(reply.Pins, page.Pins...)
+		if reply.Next = page.Next; reply.Next == 0 {
+			break
+		}
+	}
+	if c.JSON {
+		return printJSON(c.stdout, reply)
+	}
+	t := newTable("TENANT", "KEY", "CLASS", "OWNER", "-SESSION", "-ENDS")
+	for i := range reply.Pins {
+		x := &reply.Pins[i]
+		owner, session, ends := printable(x.Owner), "-", "never"
+		if x.Session != 0 {
+			owner, session, ends = "-", strconv.FormatUint(x.Session, 10), "with session"
+		}
+		if x.LeftMS >= 0 {
+			ends = millis(x.LeftMS)
+		}
+		t.row(printable(x.Tenant), keyText(x.Key, x.KeyHex, p.Hex), x.Class, owner, session, ends)
+	}
+	if err := t.print(c.stdout); err != nil {
+		return err
+	}
+	if reply.Next != 0 {
+		fmt.Fprintf(c.stdout, "more: --cursor %d\n", reply.Next)
+	}
+	return nil
+}
+
+// keyText shows a key of a reply. Its hexadecimal form tells what its text may not.
+func keyText(text, hexadecimal string, asHex bool) string {
+	if asHex {
+		return hexadecimal
+	}
+	if b, err := hex.DecodeString(hexadecimal); err == nil && len(b) > 0 {
+		text = string(b)
+	}
+	return printable(text)
 }
 
 // printable quotes a key that a terminal should not get as it is.

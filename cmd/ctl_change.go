@@ -29,29 +29,45 @@ func (c *call) open(cfg client.Config) (*client.Client, error) {
 
 // ctlGet is larder ctl get.
 type ctlGet struct {
+	keyFlags `embed:""`
+
 	Key  string `arg:"" help:"The entry's key."`
 	File string `arg:"" help:"File to write, or - for standard output."`
 }
 
 // Run implements the command.
 func (g *ctlGet) Run(c *call) (err error) {
-	x, err := c.open(client.Config{})
+	key, err := g.bytes(g.Key)
+	if err != nil {
+		return err
+	}
+	x, err := c.open(client.Config{Tenant: g.Tenant})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, x.Close(c.ctx)) }()
-	value, err := x.Get(c.ctx, []byte(g.Key), nil)
+	value, err := x.Get(c.ctx, key, nil)
 	if err != nil {
 		return fmt.Errorf("get %s: %w", printable(g.Key), err)
 	}
 	if g.File == "-" {
-		_, err = c.stdout.Write(value)
-		return err //nolint:wrapcheck // standard output
+		_, err = c.stdout.Write(value) // and no JSON, which would be in the midst of the bytes
+		return err                     //nolint:wrapcheck // standard output
 	}
-	return writeFile(g.File, func(w io.Writer) error {
+	err = writeFile(g.File, func(w io.Writer) error {
 		_, err := w.Write(value)
 		return err //nolint:wrapcheck // wrapped by writeFile
 	})
+	if err != nil || !c.JSON {
+		return err
+	}
+	return printJSON(c.stdout, fileReport{g.File, int64(len(value))})
+}
+
+// fileReport is what get and snapshot save print as JSON.
+type fileReport struct {
+	File  string `json:"file"`
+	Bytes int64  `json:"bytes"`
 }
 
 // writeFile writes a file so that it is there whole or not at all.
@@ -76,6 +92,8 @@ func writeFile(path string, write func(w io.Writer) error) (err error) {
 
 // ctlPut is larder ctl put.
 type ctlPut struct {
+	keyFlags `embed:""`
+
 	Key       string `arg:"" help:"The entry's key."`
 	File      string `arg:"" help:"File to read, or - for standard input."`
 	Checksums bool   `default:"true" negatable:"" help:"Store a checksum with it (default yes)."`
@@ -86,6 +104,10 @@ const maxPut = 1 << 30
 
 // Run implements the command.
 func (p *ctlPut) Run(c *call) (err error) {
+	key, err := p.bytes(p.Key)
+	if err != nil {
+		return err
+	}
 	var in io.Reader = os.Stdin
 	if p.File != "-" {
 		f, err := os.Open(p.File)
@@ -105,7 +127,7 @@ func (p *ctlPut) Run(c *call) (err error) {
 	if len(value) == 0 {
 		return fmt.Errorf("put: %s is empty; an entry has at least one byte", p.File)
 	}
-	cfg := client.Config{Checksums: p.Checksums, PageSize: client.DefaultPageSize}
+	cfg := client.Config{Tenant: p.Tenant, Checksums: p.Checksums, PageSize: client.DefaultPageSize}
 	pages := (uint64(len(value)) + cfg.PageSize - 1) / cfg.PageSize
 	cfg.RegionSize = pages * cfg.PageSize // no more than it needs: the region stays with the entry
 	x, err := c.open(cfg)
@@ -113,7 +135,7 @@ func (p *ctlPut) Run(c *call) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, x.Close(c.ctx)) }()
-	result, err := x.Put(c.ctx, []byte(p.Key), value)
+	result, err := x.Put(c.ctx, key, value)
 	if err != nil {
 		return fmt.Errorf("put %s: %w", printable(p.Key), err)
 	}
@@ -122,11 +144,15 @@ func (p *ctlPut) Run(c *call) (err error) {
 
 // ctlRm is larder ctl rm.
 type ctlRm struct {
+	keyFlags `embed:""`
+
 	Key string `arg:"" help:"The entry's key."`
 }
 
 // ctlPin is larder ctl pin.
 type ctlPin struct {
+	keyFlags `embed:""`
+
 	Keys  []string      `arg:"" help:"Keys."`
 	Owner string        `default:"operator" help:"Name under which the pin is listed and undone (default operator)."`
 	TTL   time.Duration `help:"How long; 0: until it is undone."`
@@ -136,10 +162,12 @@ type ctlPin struct {
 // Run implements the command.
 func (p *ctlPin) Run(c *call) error {
 	var reply server.PinReply
-	err := c.admin.post(c.ctx, "/pin", server.PinRequest{
-		Keys: p.Keys, Owner: p.Owner, TTLMS: uint64(max(p.TTL.Milliseconds(), 0)), Soft: p.Soft,
-	}, &reply)
+	in, err := p.request(p.Keys, p.Owner)
 	if err != nil {
+		return err
+	}
+	in.TTLMS, in.Soft = uint64(max(p.TTL.Milliseconds(), 0)), p.Soft
+	if err := c.admin.post(c.ctx, "/pin", in, &reply); err != nil {
 		return err
 	}
 	return pinReport(c, p.Keys, reply, "pinned", "not found")
@@ -147,6 +175,8 @@ func (p *ctlPin) Run(c *call) error {
 
 // ctlUnpin is larder ctl unpin.
 type ctlUnpin struct {
+	keyFlags `embed:""`
+
 	Keys  []string `arg:"" help:"Keys."`
 	Owner string   `default:"operator" help:"Name that they were pinned under (default operator)."`
 }
@@ -154,16 +184,38 @@ type ctlUnpin struct {
 // Run implements the command.
 func (p *ctlUnpin) Run(c *call) error {
 	var reply server.PinReply
-	if err := c.admin.post(c.ctx, "/unpin", server.PinRequest{Keys: p.Keys, Owner: p.Owner}, &reply); err != nil {
+	in, err := p.request(p.Keys, p.Owner)
+	if err != nil {
+		return err
+	}
+	if err := c.admin.post(c.ctx, "/unpin", in, &reply); err != nil {
 		return err
 	}
 	return pinReport(c, p.Keys, reply, "unpinned", "was not pinned by "+p.Owner)
 }
 
+// request makes what pin and unpin send.
+func (f *keyFlags) request(keys []string, owner string) (server.PinRequest, error) {
+	in := server.PinRequest{Tenant: f.Tenant, Owner: owner}
+	for _, key := range keys {
+		if _, err := f.bytes(key); err != nil {
+			return in, err
+		}
+	}
+	if f.Hex {
+		in.KeysHex = keys
+	} else {
+		in.Keys = keys
+	}
+	return in, nil
+}
+
 // pinReport prints the outcome for each key. A key of which nothing came makes the command fail.
 func pinReport(c *call, keys []string, reply server.PinReply, yes, no string) error {
 	if c.JSON {
-		return printJSON(c.stdout, reply)
+		if err := printJSON(c.stdout, reply); err != nil {
+			return err
+		}
 	}
 	missed := 0
 	for i, key := range keys {
@@ -172,7 +224,9 @@ func pinReport(c *call, keys []string, reply server.PinReply, yes, no string) er
 			outcome = no
 			missed++
 		}
-		fmt.Fprintf(c.stdout, "%s: %s\n", printable(key), outcome)
+		if !c.JSON {
+			fmt.Fprintf(c.stdout, "%s: %s\n", printable(key), outcome)
+		}
 	}
 	if missed > 0 {
 		return fmt.Errorf("%d of %d keys: %s", missed, len(keys), no)
@@ -237,6 +291,10 @@ func (k *ctlCheck) Run(c *call) error {
 			fmt.Fprintf(c.stdout, "; %d verified, %d skipped", report.Verified, report.Skipped)
 		}
 		fmt.Fprintln(c.stdout)
+		for _, d := range report.Foreign {
+			fmt.Fprintf(c.stdout, "not checked: device %d, %s: it is attached to host %s; repeat this when a member there leads "+
+				"(larder ctl transfer-leader)\n", d.ID, d.Path, d.Node)
+		}
 		for _, problem := range report.Problems {
 			fmt.Fprintln(c.stdout, "problem:", problem)
 		}
@@ -260,9 +318,18 @@ func (d *ctlDrain) Run(c *call) error {
 		return err
 	}
 	if c.JSON {
-		return printJSON(c.stdout, reply)
+		if err := printJSON(c.stdout, reply); err != nil {
+			return err
+		}
+	} else {
+		fmt.Fprintf(c.stdout, "%s was asked to give up %d regions\n", d.Instance, reply.Regions)
+		for _, k := range reply.Kept {
+			fmt.Fprintf(c.stdout, "not asked for region %d: %s\n", k.Region, k.Reason)
+		}
 	}
-	fmt.Fprintf(c.stdout, "%s was asked to give up %d regions\n", d.Instance, reply.Regions)
+	if n := len(reply.Kept); n > 0 {
+		return fmt.Errorf("%d of %d regions stay with %s: undo what keeps them, then drain again", n, n+reply.Regions, d.Instance)
+	}
 	return nil
 }
 
@@ -387,25 +454,40 @@ func (s *ctlSnapshotSave) Run(c *call) error {
 	if err != nil {
 		return err
 	}
+	if c.JSON {
+		return printJSON(c.stdout, fileReport{s.File, size})
+	}
 	fmt.Fprintf(c.stdout, "%s: %s\n", s.File, bytesText(uint64(size))) //nolint:gosec // not negative
 	return nil
 }
 
 // Run implements the command.
 func (r *ctlRm) Run(c *call) (err error) {
-	x, err := c.open(client.Config{})
+	key, err := r.bytes(r.Key)
+	if err != nil {
+		return err
+	}
+	x, err := c.open(client.Config{Tenant: r.Tenant})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, x.Close(c.ctx)) }()
-	removed, err := x.Delete(c.ctx, []byte(r.Key))
+	removed, err := x.Delete(c.ctx, key)
 	if err != nil {
 		return fmt.Errorf("rm %s: %w", printable(r.Key), err)
 	}
-	if len(removed) == 0 || !removed[0] {
-		return fmt.Errorf("rm %s: not found, or pinned", printable(r.Key))
+	done := len(removed) > 0 && removed[0]
+	if c.JSON {
+		if err := printJSON(c.stdout, map[string]bool{"removed": done}); err != nil {
+			return err
+		}
 	}
-	fmt.Fprintln(c.stdout, "removed")
+	if !done {
+		return fmt.Errorf("rm %s: not found, or pinned; larder ctl pins lists the pins", printable(r.Key))
+	}
+	if !c.JSON {
+		fmt.Fprintln(c.stdout, "removed")
+	}
 	return nil
 }
 
@@ -431,6 +513,13 @@ type ctlSnapshotRestore struct {
 	Snapshot string `arg:"" name:"file" type:"existingfile" help:"File that snapshot save wrote."`
 }
 
+// restoreReport is what snapshot restore --json prints.
+type restoreReport struct {
+	DataDir string `json:"data_dir"`
+	Index   uint64 `json:"index"` // log index of the state
+	NodeID  uint64 `json:"node_id"`
+}
+
 // Run implements the command.
 func (s *ctlSnapshotRestore) Run(c *call) error {
 	cfg, err := s.load()
@@ -445,6 +534,9 @@ func (s *ctlSnapshotRestore) Run(c *call) error {
 	index, err := server.Restore(&cfg, f, newLogger(c.stderr, &cfg))
 	if err != nil {
 		return fmt.Errorf("restore: %w", err)
+	}
+	if c.JSON {
+		return printJSON(c.stdout, restoreReport{cfg.DataDir, index, cfg.NodeID})
 	}
 	fmt.Fprintf(c.stdout, "%s holds the state at log index %d, as member %d of a new cluster; start it with larder serve --data-dir %s\n",
 		cfg.DataDir, index, cfg.NodeID, cfg.DataDir)

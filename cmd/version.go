@@ -13,6 +13,9 @@ import (
 // commit is stamped by make build; go install leaves it to the build information.
 var commit string
 
+// The server tells clients, members and scrapers the same version as the command line does.
+func init() { server.Version = version() }
+
 // version names this binary: the module's version, and the commit where one is known.
 func version() string {
 	v, revision, modified := "devel", commit, ""
