@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"slices"
 
 	"larder/client"
 )
 
+// It is compiled and not run: it needs a server at this address.
 func Example() {
 	ctx := context.Background()
 	c, err := client.Open(ctx, client.Config{Addrs: []string{"127.0.0.1:7400"}, Instance: "prefill-7"})
@@ -57,6 +59,7 @@ func Example() {
 	}
 }
 
+// It is compiled and not run: it needs a server with this socket.
 func ExampleClient_Alloc() {
 	ctx := context.Background()
 	c, err := client.Open(ctx, client.Config{Addrs: []string{"unix:/run/larder.sock"}})
@@ -81,6 +84,30 @@ func ExampleClient_Alloc() {
 	if err := c.Close(ctx); err != nil {
 		log.Fatal(err)
 	}
+}
+
+// Two prompts that begin alike have the same hashes up to the first block in which they differ: those of the blocks
+// behind it differ too, since a hash names a block and everything before it.
+func ExamplePrefixHashes() {
+	model := client.PrefixContext{Model: "llama-3-70b", BlockSize: 4}
+	system := []uint32{128000, 128006, 9125, 128007, 271, 2675, 527, 264}
+	question := append(slices.Clone(system), 3923, 374, 220, 17, 10) // the last token fills no block
+	order := append(slices.Clone(system), 8144, 264, 33894, 13, 11)
+	for _, prompt := range [][]uint32{question, order} {
+		for _, h := range client.PrefixHashes(prompt, 0, model) {
+			fmt.Printf("%016x ", h)
+		}
+		fmt.Println()
+	}
+
+	// The seed is part of the context.
+	model.Seed = 1
+	fmt.Printf("%016x\n", client.PrefixHashes(system, 0, model))
+
+	// Output:
+	// 25962627805d3dee 6ad60c88d350bd24 f0cc34a58405b401
+	// 25962627805d3dee 6ad60c88d350bd24 6eec2c4f5b4341ea
+	// [981201f4e43ece44 662944c974c49e64]
 }
 
 func load([]byte) {}
