@@ -94,10 +94,7 @@ func ExamplePrefixHashes() {
 	question := append(slices.Clone(system), 3923, 374, 220, 17, 10) // the last token fills no block
 	order := append(slices.Clone(system), 8144, 264, 33894, 13, 11)
 	for _, prompt := range [][]uint32{question, order} {
-		for _, h := range client.PrefixHashes(prompt, 0, model) {
-			fmt.Printf("%016x ", h)
-		}
-		fmt.Println()
+		fmt.Printf("%016x\n", client.PrefixHashes(prompt, 0, model))
 	}
 
 	// The seed is part of the context.
@@ -105,8 +102,8 @@ func ExamplePrefixHashes() {
 	fmt.Printf("%016x\n", client.PrefixHashes(system, 0, model))
 
 	// Output:
-	// 25962627805d3dee 6ad60c88d350bd24 f0cc34a58405b401
-	// 25962627805d3dee 6ad60c88d350bd24 6eec2c4f5b4341ea
+	// [25962627805d3dee 6ad60c88d350bd24 f0cc34a58405b401]
+	// [25962627805d3dee 6ad60c88d350bd24 6eec2c4f5b4341ea]
 	// [981201f4e43ece44 662944c974c49e64]
 }
 
