@@ -174,7 +174,8 @@ func keyView(k *KeyStatus) KeyView {
 	l := &k.Location
 	v := KeyView{
 		Tenant: k.Tenant, Key: shown(k.Key), KeyHex: hex.EncodeToString([]byte(k.Key)),
-		Region: uint64(l.Region), Device: uint64(l.Device), Generation: hex64(l.Generation), Epoch: l.Epoch, RegionOffset: l.RegionOffset, Offset: l.Offset, Length: l.Length, Pins: k.Pins, Class: k.Class,
+		Region: uint64(l.Region), Device: uint64(l.Device), Generation: hex64(l.Generation), Epoch: l.Epoch,
+		RegionOffset: l.RegionOffset, Offset: l.Offset, Length: l.Length, Pins: k.Pins, Class: k.Class,
 	}
 	if l.Checksum != 0 {
 		v.Checksum = hex64(l.Checksum)

@@ -17,7 +17,8 @@ const checkBatch = 1024
 // Check compares the index with the devices: headers, that entries lie inside their regions and regions inside their
 // devices, that nothing overlaps. deep also reads the bytes of entries that have checksums.
 func (s *Server) Check(ctx context.Context, deep bool) (*CheckReport, error) {
-	c := &checker{s: s, report: &CheckReport{Deep: deep, Foreign: []ForeignDevice{}, Problems: []string{}}, open: map[meta.DeviceID]*cxl.Device{}}
+	report := &CheckReport{Deep: deep, Foreign: []ForeignDevice{}, Problems: []string{}}
+	c := &checker{s: s, report: report, open: map[meta.DeviceID]*cxl.Device{}}
 	defer c.close()
 	m := s.master
 	m.state.RLock()

@@ -511,8 +511,9 @@ func (s *Server) Drain(ctx context.Context, instance string) (DrainReport, error
 	m.state.RUnlock()
 	if !known {
 		return report, &protocol.Error{
-			Code:    protocol.CodeNotFound,
-			Message: fmt.Sprintf("instance %q has neither an open session nor a region: larder ctl clients lists those that do", clip(instance)),
+			Code: protocol.CodeNotFound,
+			Message: fmt.Sprintf("instance %q has neither an open session nor a region: larder ctl clients lists the instances",
+				clip(instance)),
 		}
 	}
 	for _, id := range ids {
