@@ -14,7 +14,7 @@ import (
 
 // benchCmd is larder bench.
 type benchCmd struct {
-	Only   string        `name:"run" placeholder:"REGEXP" help:"Only groups whose names match: lookup, register, replicas, evict, full, data, restart, lost, policies, lost-5M, memory-10M."`
+	Only   string        `name:"run" placeholder:"REGEXP" help:"Only groups whose names match: lookup, register, replicas, evict, full, data, restart, lost, policies, failover, lost-5M, memory-10M."`
 	Time   time.Duration `default:"2s" help:"Time for each figure (default 2s)."`
 	Long   bool          `help:"Also the groups that take minutes and 45 GiB of disk."`
 	Dir    string        `type:"existingdir" help:"Directory on the disk to measure (default: the one for temporary files)."`

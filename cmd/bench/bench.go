@@ -83,6 +83,7 @@ var groups = []group{
 	{"restart", false, (*bench).restart},
 	{"lost", false, (*bench).lost},
 	{"policies", true, (*bench).policies},
+	{"failover", true, (*bench).failover},
 	{"lost-5M", true, (*bench).lostLong},
 	{"memory-10M", true, (*bench).tenMillion},
 }
@@ -149,4 +150,9 @@ func (b *bench) aim(r Row, aim string, met bool) {
 // atLeast adds a row whose ratio should be at least least.
 func (b *bench) atLeast(r Row, least float64) {
 	b.aim(r, fmt.Sprintf("ratio >= %.2f", least), r.Value >= least*r.Bound)
+}
+
+// atMost adds a row whose ratio should be at most most.
+func (b *bench) atMost(r Row, most float64) {
+	b.aim(r, fmt.Sprintf("ratio <= %.2f", most), r.Value <= most*r.Bound)
 }
