@@ -8,7 +8,7 @@ import (
 // Failover measures the group failover with fewer kills and keys than a run does.
 func Failover(ctx context.Context, dir string, kills, keys int) ([]Row, error) {
 	b := &bench{Config: Config{Dir: dir}, ctx: ctx, report: &Report{}}
-	err := b.failoverWith(kills, keys)
+	err := b.failoverWith(kills, keys) //nolint:contextcheck // b has it
 	return b.report.Rows, err
 }
 

@@ -317,7 +317,7 @@ func endAll(members []*process) error {
 func (p *process) status(ctx context.Context) (s server.StatusReply, err error) {
 	select {
 	case <-p.exited:
-		b, _ := os.ReadFile(p.log) //nolint:errcheck // then without it
+		b, _ := os.ReadFile(p.log) // then without it
 		return s, fmt.Errorf("%w:\n%s", errEnded, b[max(len(b)-logTail, 0):])
 	default:
 	}

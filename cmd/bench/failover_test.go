@@ -57,7 +57,8 @@ func TestFailoverAims(t *testing.T) {
 			rows := bench.FailoverRows(c.took, c.found, 10)
 			require.Nil(t, rows[0].Met)
 			require.InDelta(t, 1, rows[0].Value, 1e-9)
-			require.Equal(t, c.met, [3]bool{*rows[1].Met, *rows[2].Met, *rows[3].Met})
+			met := [3]bool{*rows[1].Met, *rows[2].Met, *rows[3].Met}
+			require.Equal(t, c.met, met)
 		})
 	}
 }

@@ -83,7 +83,7 @@ func lockDir(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, err //nolint:wrapcheck // names the path
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) //nolint:gosec // a descriptor is small
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	here, gone := os.Stat(dir)
 	mine, unknown := f.Stat()
 	if err = cmp.Or(err, gone, unknown); err == nil && !os.SameFile(here, mine) {
