@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"larder/cmd"
 	"larder/cmd/bench"
@@ -17,7 +18,7 @@ func TestMain(m *testing.M) {
 		cmd.Main()
 		return
 	}
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }
 
 // TestFailoverKillsRealLeaders: twice, with keys that are all there afterwards.
