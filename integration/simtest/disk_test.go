@@ -42,8 +42,8 @@ type disk struct {
 	// removed files go when nothing is at work: Pebble removes what it needs no more in the background, and whether that
 	// came before some sync of the directory would depend on how goroutines are scheduled.
 	removed []string
-	syncs     uint64 // so far
-	sick      bool   // something has been made to fail since the last start
+	syncs   uint64 // so far
+	sick    bool   // something has been made to fail since the last start
 }
 
 func newDisk(seed, id uint64) *disk {
@@ -68,8 +68,13 @@ type diskFS struct {
 	gone  atomic.Bool
 	never chan struct{}
 	mu    sync.Mutex
-	why   error // why it ended itself
+	why   error          // why it ended itself
+	again map[string]int // how often a place was read since
 }
+
+// retries is how often one place is read after its process has ended itself. A compaction that meets a damaged block is
+// tried again for ever, and counts on the process's end like a flush.
+const retries = 20
 
 // fail notes that the process ends itself.
 func (fs *diskFS) fail(err error) {
@@ -77,6 +82,18 @@ func (fs *diskFS) fail(err error) {
 	defer fs.mu.Unlock()
 	fs.why = err
 	fs.gone.Store(true)
+}
+
+// stubborn counts the reads of a place, and reports whether there were too many.
+func (fs *diskFS) stubborn(name string, at int64) bool {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	if fs.again == nil {
+		fs.again = make(map[string]int)
+	}
+	place := fmt.Sprintf("%s/%d", name, at)
+	fs.again[place]++
+	return fs.again[place] > retries
 }
 
 // failed returns why the process ends itself, nil if it does not.
@@ -354,6 +371,9 @@ func (f *diskFile) SyncTo(n int64) (bool, error) {
 
 // ReadAt implements vfs.File. A misdirected read returns what lies in another block of the file.
 func (f *diskFile) ReadAt(b []byte, at int64) (int, error) {
+	if f.fs.gone.Load() && strings.HasSuffix(f.name, ".sst") && f.fs.stubborn(f.name, at) {
+		<-f.fs.never
+	}
 	n, err := f.File.ReadAt(b, at)
 	d := f.fs.d
 	d.mu.Lock()

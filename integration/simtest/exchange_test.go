@@ -134,6 +134,7 @@ type mutation struct {
 	read   reader
 	what   []string // keys that it registers, or deletes
 	del    bool
+	op     *operation                       // what it is to do, for the oracle
 	orphan func(body []byte, canceled bool) // hears of the outcome if the caller gave up
 	left   bool                             // it did
 }
@@ -149,6 +150,9 @@ func (c *client) mutate(p *proc, ss *csession, m *mutation) *protocol.Error {
 	ss.open[seq] = true
 	*m.mut = protocol.Mutation{Seq: seq, Acked: ss.acked()}
 	c.s.asked(ss.id, seq, m)
+	if m.op != nil {
+		m.op.tries = append(m.op.tries, seqKey{ss.id, seq})
+	}
 	_, unknown, e := c.roundTrip(p, ss, m.typ, m.body, m.wait, c.patience(), m.keep(c, ss.id, seq))
 	if e == nil || !unknown {
 		delete(ss.open, seq)

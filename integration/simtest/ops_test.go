@@ -121,7 +121,7 @@ func (c *client) put(p *proc, key string) {
 			s.cover.op("put", e)
 			return
 		}
-		stored, again, e := c.store(p, ss, t, key, v, n, found)
+		stored, again, e := c.store(p, ss, t, op, v, n, found)
 		if again && round < 20 {
 			continue
 		}
@@ -148,9 +148,10 @@ func (c *client) writable(p *proc, ss *csession) bool {
 }
 
 // store writes a value into its pages and registers it. again says that it was not, for a reason that passes.
-func (c *client) store(p *proc, ss *csession, t run, key string, v stamp, n int, found bool) (
+func (c *client) store(p *proc, ss *csession, t run, op *operation, v stamp, n int, found bool) (
 	stored, again bool, e *protocol.Error,
 ) {
+	key := v.key
 	entry := protocol.RegisterEntry{Key: []byte(key), Touch: found}
 	if !c.writable(p, ss) {
 		c.pool.release(t)
@@ -176,7 +177,7 @@ func (c *client) store(p *proc, ss *csession, t run, key string, v stamp, n int,
 		return &rep.Error, err
 	}
 	m := &mutation{
-		typ: protocol.TypeBatchRegister, mut: &req.Mutation, what: []string{key}, read: read,
+		typ: protocol.TypeBatchRegister, mut: &req.Mutation, what: []string{key}, op: op, read: read,
 		body:   func() []byte { return req.AppendAs(nil, protocol.TypeBatchRegister) },
 		orphan: func(b []byte, canceled bool) { c.lateStore(t, b, canceled) },
 	}
@@ -505,7 +506,7 @@ func (c *client) remove(p *proc, key string) {
 		}
 	}
 	m := &mutation{
-		typ: protocol.TypeBatchDelete, mut: &req.Mutation, what: []string{key}, del: true, read: read,
+		typ: protocol.TypeBatchDelete, mut: &req.Mutation, what: []string{key}, del: true, op: op, read: read,
 		body: func() []byte { return req.AppendAs(nil, protocol.TypeBatchDelete) },
 		orphan: func(b []byte, _ bool) {
 			if b != nil {

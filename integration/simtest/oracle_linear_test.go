@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
+
+	"larder/meta"
 )
 
 // opKind is what was done to a key.
@@ -37,6 +39,7 @@ type output struct {
 // linear collects what clients did and saw, and asks whether some order explains it.
 type linear struct {
 	s    *sim
+	log  *history // set when the cluster is restored and another history begins
 	ops  []*operation
 	open map[*client][]*operation
 }
@@ -47,6 +50,7 @@ type operation struct {
 	c       *client
 	dropped bool
 	over    bool
+	tries   []seqKey // the requests that were to do it
 }
 
 func newLinear(s *sim) *linear { return &linear{s: s, open: map[*client][]*operation{}} }
@@ -103,6 +107,7 @@ func (l *linear) straddles(op *operation) bool {
 
 // over ends a history: what is in progress may have had an effect.
 func (l *linear) over() {
+	l.log = l.s.log
 	for _, open := range l.open {
 		for _, op := range append([]*operation(nil), open...) {
 			op.over, op.Output, op.Return = true, output{unknown: true}, math.MaxInt64
@@ -185,6 +190,50 @@ var keyModel = porcupine.Model{
 	},
 }
 
+// settle looks into the committed log for what became of an operation whose caller never heard: nothing, or its effect,
+// which everybody could see from when the first member applied it. Without that each such operation may come anywhere
+// until the end, and to try all orders of a few dozen of them takes longer than anybody waits.
+func (l *linear) settle(op *operation) {
+	log := l.log
+	if log == nil {
+		log = l.s.log
+	}
+	if log == nil || len(op.tries) == 0 {
+		return
+	}
+	var done []answer
+	for _, k := range op.tries {
+		if a, ok := log.answers[k]; ok && a.changed() {
+			done = append(done, a)
+		}
+	}
+	switch len(done) {
+	case 0:
+		op.dropped = true
+	case 1:
+		op.Output = output{done: true, version: op.Input.(input).version}
+		op.Return = log.entries[done[0].index-log.first].when
+	}
+}
+
+// changed reports whether a request for one key has stored or deleted it.
+func (a *answer) changed() bool {
+	code, body, err := meta.DecodeCode(a.result)
+	if err != nil || code != 0 {
+		return false
+	}
+	switch a.kind { //nolint:exhaustive // no others are asked
+	case meta.KindRegister:
+		it, r := meta.DecodeRegister(body), meta.RegisterResult{}
+		return it.Next(&r) && r.New
+	case meta.KindDelete:
+		r, err := meta.DecodeDelete(body)
+		return err == nil && len(r.Codes) == 1 && r.Codes[0] == 0
+	default:
+		return false
+	}
+}
+
 // check asks for an order. It is called when the run is over, and takes real time.
 func (l *linear) check() porcupine.CheckResult {
 	var h []porcupine.Operation
@@ -197,6 +246,11 @@ func (l *linear) check() porcupine.CheckResult {
 				continue
 			}
 			op.Output, op.Return = output{unknown: true}, math.MaxInt64
+		}
+		if op.Return == math.MaxInt64 {
+			if l.settle(op); op.dropped {
+				continue
+			}
 		}
 		h = append(h, op.Operation)
 	}
