@@ -34,6 +34,7 @@ var cases = []struct {
 	{"disk-full-follower", diskFullFollower},
 	{"disk-eio-write", diskFails("write eio *.log")},
 	{"disk-eio-sync", diskFails("sync eio")},
+	{"network-namespaces", networkNamespaces},
 	{"slow-disk-follower", slowDiskFollower},
 	{"slow-disk-leader", slowDiskLeader},
 	{"disk-stalled", diskStalled},

@@ -182,3 +182,32 @@ func resetsAndDrops(t *testing.T, name string) {
 	})
 	r.finish()
 }
+
+// networkNamespaces pulls the cable of the leader, then of a follower, then lets the leader hear nothing of what it is
+// sent: below TCP, where no proxy stands.
+func networkNamespaces(t *testing.T, name string) {
+	t.Helper()
+	r := begin(t, name, settings{wire: true})
+	var stood []time.Duration
+	kinds := []struct {
+		what string
+		cut  func(leader *cluster.Node) (undo func())
+	}{
+		{"cable of the leader pulled", func(leader *cluster.Node) func() { leader.Unplug(); return leader.Plug }},
+		{"cable of a follower pulled", func(*cluster.Node) func() { n := r.follower(); n.Unplug(); return n.Plug }},
+		{"leader hears nothing", func(leader *cluster.Node) func() { return leader.Deaf(r.others(leader)) }},
+	}
+	r.until(2*caseTime, func(i int) {
+		k := kinds[i%len(kinds)]
+		leader := r.c.Leader()
+		at := time.Now()
+		undo := k.cut(leader)
+		r.fault(k.what)
+		stood = append(stood, r.writing(at, 6))
+		r.sleep(0, 2*time.Second)
+		undo()
+		r.sleep(200*time.Millisecond, time.Second)
+	})
+	r.spread("from the cut to the next acknowledged store", stood, "<= 6 election timeouts", true)
+	r.finish()
+}

@@ -40,6 +40,7 @@ type settings struct {
 	pool    string
 	tags    []string
 	noLoad  bool
+	wire    bool                                   // network namespaces instead of proxies
 	binary  func(t *testing.T, c *cluster.Cluster) // changes the members before they start
 }
 
@@ -68,7 +69,7 @@ func begin(t *testing.T, name string, s settings) *run {
 	}
 	r := &run{t: t, name: name, rand: rand.New(rand.NewPCG(rand.Uint64(), 5))}
 	r.c = cluster.New(t, cluster.Options{
-		Members: s.members, Pool: s.pool, Flags: s.flags, Links: true, Disk: diskSize, Tags: s.tags,
+		Members: s.members, Pool: s.pool, Flags: s.flags, Links: !s.wire, Wire: s.wire, Disk: diskSize, Tags: s.tags,
 	})
 	if s.binary != nil {
 		s.binary(t, r.c)
@@ -108,7 +109,9 @@ func (r *run) startLoad() {
 // finish ends the faults, wants everything to work again, and checks all that was done.
 func (r *run) finish() {
 	r.t.Helper()
-	r.c.Links.Heal()
+	if r.c.Links != nil {
+		r.c.Links.Heal()
+	}
 	for _, n := range r.c.Nodes {
 		switch n.State() {
 		case cluster.Stopped:
@@ -177,11 +180,16 @@ func (r *run) ids(without ...*cluster.Node) (ids []uint64) {
 	return ids
 }
 
+// others lists the members but one.
+func (r *run) others(than *cluster.Node) []*cluster.Node {
+	return slices.DeleteFunc(slices.Clone(r.c.Nodes), func(n *cluster.Node) bool { return n == than })
+}
+
 // follower returns a member that does not lead.
 func (r *run) follower() *cluster.Node {
 	r.t.Helper()
 	leader := r.c.Leader()
-	others := slices.DeleteFunc(slices.Clone(r.c.Nodes), func(n *cluster.Node) bool { return n == leader })
+	others := r.others(leader)
 	return others[r.rand.IntN(len(others))]
 }
 

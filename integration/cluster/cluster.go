@@ -47,6 +47,9 @@ type Options struct {
 	DataDir func(id uint64) string
 	// Links puts proxies between all members, and between them and clients.
 	Links bool
+	// Wire gives each member a network namespace of its own, instead. A test that wants one is skipped where none can be
+	// made.
+	Wire bool
 	// Disk is the size of a file system of its own for each data directory; "" = none. Where none can be mounted, the
 	// data directories are plain ones, and Node.Disk is "".
 	Disk string
@@ -64,6 +67,7 @@ type Cluster struct {
 	Nodes []*Node // members
 	All   []*Node // and those that were once
 	Links *Links  // nil without proxies
+	wire  *wire   // nil without namespaces
 
 	binary string
 	disk   string // size of each member's; "" = none
@@ -99,6 +103,10 @@ func New(t *testing.T, o Options) *Cluster {
 	if o.Links {
 		c.Links = &Links{links: make(map[[2]uint64]*Link)}
 	}
+	if o.Wire {
+		c.wire = newWire(t)
+		c.flags = append(slices.Clone(c.flags), "--admin-token="+wireToken)
+	}
 	t.Cleanup(func() { // after all clients' have been closed
 		if c.Links != nil {
 			c.Links.close()
@@ -133,6 +141,9 @@ func (c *Cluster) AddNode(id uint64) *Node {
 	}
 	n.failpoints = filepath.Join(c.Dir, fmt.Sprintf("failpoints%d", id))
 	n.Env = []string{"LARDER_FAILPOINTS=" + n.failpoints}
+	if c.wire != nil {
+		c.wire.stand(n)
+	}
 	n.listenClient, n.listenPeer = n.Client, n.Peer
 	if c.Links != nil {
 		n.listenClient, n.listenPeer = FreeAddr(c.t), FreeAddr(c.t)
@@ -165,7 +176,10 @@ func (c *Cluster) Addrs() []string {
 
 // AdminFlags are the flags with which larder ctl finds the cluster.
 func (c *Cluster) AdminFlags() []string {
-	flags := make([]string, 0, 2*len(c.Nodes))
+	flags := make([]string, 0, 2*len(c.Nodes)+1)
+	if c.wire != nil {
+		flags = append(flags, "--token="+wireToken)
+	}
 	for _, n := range c.Nodes {
 		flags = append(flags, "--admin="+n.Admin, "--addr="+n.Client)
 	}
@@ -294,6 +308,7 @@ type Node struct {
 
 	listenClient, listenPeer string // where proxies pass on to
 	failpoints               string // file that says which operations on files fail
+	wire                     *wire  // nil without namespaces
 
 	mu     sync.Mutex
 	cmd    *exec.Cmd
@@ -334,6 +349,9 @@ func (n *Node) Start() {
 	defer n.mu.Unlock()
 	require.Equal(n.t, Down, n.is, "member %d runs already", n.ID)
 	cmd := exec.Command(n.Binary, n.args()...)
+	if n.wire != nil {
+		cmd = n.wire.command(n, n.args())
+	}
 	cmd.Stdout, cmd.Stderr = n.Log, n.Log
 	cmd.Env = append(append(os.Environ(), "GORACE=halt_on_error=1"), n.Env...)
 	// It dies with this process, so that an interrupted run leaves nothing behind.
