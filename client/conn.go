@@ -355,9 +355,10 @@ func (c *conn) expire(now, writeTimeout int64) {
 			late = append(late, cl)
 		}
 	}
+	// What came was noticed up to a look of the keeper's later: it may have come before the call was sent.
 	silent := false
 	for _, cl := range late {
-		silent = silent || c.seen.heardAt < cl.sentAt
+		silent = silent || c.seen.heardAt-int64(keepIdle) < cl.sentAt
 	}
 	c.mu.Unlock()
 	stuck := c.seen.writes%2 == 1 && now-c.seen.writesAt > writeTimeout

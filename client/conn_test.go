@@ -1,0 +1,101 @@
+package client
+
+import (
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"larder/protocol"
+)
+
+// TestASilentMasterIsLeftAfterOneTimeout: the keeper learns that something came only when it next looks, which may be after
+// the next call was sent. That call must not be taken for answered by it.
+func TestASilentMasterIsLeftAfterOneTimeout(t *testing.T) {
+	const timeout = 2 * time.Second
+	ours, theirs := net.Pipe()
+	var now atomic.Int64
+	now.Store(1e9)
+	pass := func(d time.Duration) { now.Add(int64(d)) }
+	var readers sync.WaitGroup
+	c := startConn(ours, "m", now.Load, nil, func(*conn, error) {}, &readers)
+	defer readers.Wait()
+	defer c.close(ErrClosed)
+	asked := make(chan uint32, 4)
+	go func() {
+		r := protocol.NewReader(theirs)
+		for {
+			h, _, err := r.Next()
+			if err != nil {
+				return
+			}
+			asked <- h.Sequence
+		}
+	}()
+	do := func() chan error {
+		ended := make(chan error, 1)
+		go func() {
+			cl := newCall(protocol.TypeHeartbeat, new(emptyMsg), timeout.Nanoseconds())
+			_, err := c.do(t.Context(), cl)
+			ended <- err
+		}()
+		return ended
+	}
+	first := do()
+	reply, mark := protocol.BeginFrame(nil, protocol.TypeHeartbeat.Reply(), <-asked)
+	reply = protocol.EndFrame((&protocol.HeartbeatReply{}).Append(reply), mark)
+	c.expire(now.Load(), timeout.Nanoseconds())
+	pass(10 * time.Millisecond)
+	_, err := theirs.Write(reply)
+	require.NoError(t, err)
+	require.NoError(t, <-first)
+	pass(10 * time.Millisecond)
+	second := do() // nobody answers any more
+	<-asked
+	pass(20 * time.Millisecond)
+	c.expire(now.Load(), timeout.Nanoseconds())
+	require.NoError(t, c.reason(), "not yet")
+	pass(timeout)
+	c.expire(now.Load(), timeout.Nanoseconds())
+	require.ErrorIs(t, <-second, errConnLost, "nothing came since the call was sent")
+	require.ErrorIs(t, c.reason(), errCallTimeout)
+}
+
+// TestALateAnswerCostsOnlyItsCall: a master that answers others is not left.
+func TestALateAnswerCostsOnlyItsCall(t *testing.T) {
+	const timeout = 2 * time.Second
+	ours, theirs := net.Pipe()
+	var now atomic.Int64
+	now.Store(1e9)
+	var readers sync.WaitGroup
+	c := startConn(ours, "m", now.Load, func(*conn, protocol.Type, []byte) {}, func(*conn, error) {}, &readers)
+	defer readers.Wait()
+	defer c.close(ErrClosed)
+	asked := make(chan struct{}, 1)
+	go func() {
+		_, _, err := protocol.NewReader(theirs).Next()
+		if err == nil {
+			asked <- struct{}{}
+		}
+	}()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := c.do(t.Context(), newCall(protocol.TypeHeartbeat, new(emptyMsg), timeout.Nanoseconds()))
+		ended <- err
+	}()
+	<-asked
+	c.expire(now.Load(), timeout.Nanoseconds())
+	now.Add(time.Second.Nanoseconds())
+	push, mark := protocol.BeginFrame(nil, protocol.TypeFreed, 0)
+	_, err := theirs.Write(protocol.EndFrame((&protocol.FreedPush{}).Append(push), mark))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return c.heard.Load() > 0 }, 10*time.Second, time.Millisecond)
+	c.expire(now.Load(), timeout.Nanoseconds())
+	now.Add(1200 * time.Millisecond.Nanoseconds())
+	c.expire(now.Load(), timeout.Nanoseconds())
+	require.ErrorIs(t, <-ended, errCallTimeout)
+	require.NoError(t, c.reason())
+}
