@@ -247,7 +247,7 @@ func (c *Client) sendHandshake(ctx context.Context, cn *conn, req *protocol.Hand
 		return nil, 0, refused(protocol.CodeUnsupported, "this server opens no sessions: point Addrs at a Larder master")
 	}
 	cn.packs.Store(reply.Features&protocol.FeatureCompression != 0 &&
-		protocol.Distant(cn.nc.LocalAddr(), cn.nc.RemoteAddr()))
+		protocol.Distant(cn.nc.LocalAddr().String(), cn.nc.RemoteAddr().String()))
 	return reply, cl.sentAt, nil
 }
 

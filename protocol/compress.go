@@ -3,7 +3,7 @@ package protocol
 import (
 	"encoding/binary"
 	"fmt"
-	"net"
+	"net/netip"
 	"sync"
 
 	"github.com/klauspost/compress/zstd"
@@ -31,16 +31,16 @@ var decoder = sync.OnceValue(func() *zstd.Decoder {
 	return r
 })
 
-// Distant reports whether frames between two addresses are worth compressing: whether they cross a network. There a
-// reply to a LOOKUP of 4096 keys is sent in less time than it takes uncompressed. Over a Unix socket or within a host
-// the bytes cost next to nothing, and compressing them takes CPU from those whose requests wait.
-func Distant(local, remote net.Addr) bool {
-	to, ok := remote.(*net.TCPAddr)
-	if !ok || to.IP.IsLoopback() {
+// Distant reports whether frames between the addresses of a connection's ends are worth compressing: whether they cross
+// a network. There a reply to a LOOKUP of 4096 keys is sent in less time than it takes uncompressed. Over a Unix socket
+// or within a host the bytes cost next to nothing, and compressing them takes CPU from those whose requests wait.
+func Distant(local, remote string) bool {
+	to, err := netip.ParseAddrPort(remote)
+	if err != nil || to.Addr().Unmap().IsLoopback() {
 		return false
 	}
-	from, ok := local.(*net.TCPAddr)
-	return !ok || !from.IP.Equal(to.IP) // a host may be reached by its own address
+	from, err := netip.ParseAddrPort(local)
+	return err != nil || from.Addr().Unmap() != to.Addr().Unmap() // a host may be reached by its own address
 }
 
 // EndFrameCompressed is EndFrame for a peer with FeatureCompression: a payload over CompressAbove is sent compressed

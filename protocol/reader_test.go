@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
-	"net"
 	"os"
 	"runtime"
 	"testing"
@@ -267,19 +266,19 @@ func TestCompression(t *testing.T) {
 }
 
 func TestOnlyFramesThatCrossANetworkAreWorthCompressing(t *testing.T) {
-	tcp := func(ip string) net.Addr { return &net.TCPAddr{IP: net.ParseIP(ip), Port: 7400} }
 	for name, tc := range map[string]struct {
-		local, remote net.Addr
+		local, remote string
 		want          bool
 	}{
-		"network":          {tcp("192.0.2.1"), tcp("192.0.2.2"), true},
-		"network, IPv6":    {tcp("2001:db8::1"), tcp("2001:db8::2"), true},
-		"loopback":         {tcp("127.0.0.1"), tcp("127.0.0.2"), false},
-		"loopback, IPv6":   {tcp("::1"), tcp("::1"), false},
-		"loopback, mapped": {tcp("::ffff:127.0.0.1"), tcp("::ffff:127.0.0.1"), false},
-		"own address":      {tcp("192.0.2.1"), tcp("192.0.2.1"), false},
-		"Unix socket":      {&net.UnixAddr{Name: "/s", Net: "unix"}, &net.UnixAddr{Net: "unix"}, false},
-		"none":             {nil, nil, false},
+		"network":          {"192.0.2.1:7400", "192.0.2.2:9", true},
+		"network, IPv6":    {"[2001:db8::1]:7400", "[2001:db8::2]:9", true},
+		"link-local":       {"[fe80::1%eth0]:7400", "[fe80::2%eth0]:9", true},
+		"loopback":         {"127.0.0.1:7400", "127.0.0.2:9", false},
+		"loopback, IPv6":   {"[::1]:7400", "[::1]:9", false},
+		"loopback, mapped": {"[::ffff:127.0.0.1]:7400", "[::ffff:127.0.0.1]:9", false},
+		"own address":      {"192.0.2.1:7400", "192.0.2.1:9", false},
+		"Unix socket":      {"/run/larder.sock", "@", false},
+		"none":             {"", "", false},
 	} {
 		require.Equal(t, tc.want, Distant(tc.local, tc.remote), name)
 	}

@@ -145,7 +145,7 @@ func (s *network) add(nc net.Conn) {
 		return
 	}
 	c := newConn(s, nc, raw)
-	c.distant = protocol.Distant(nc.LocalAddr(), nc.RemoteAddr())
+	c.distant = protocol.Distant(nc.LocalAddr().String(), nc.RemoteAddr().String())
 	s.conns[c] = struct{}{}
 	s.wg.Add(1)
 	s.mu.Unlock()
