@@ -191,7 +191,7 @@ func TestPrefixMatchDemandsAllShardsOfABlock(t *testing.T) {
 			parent = hashes[block-1]
 		}
 		_, err := c.Put(t.Context(), fmt.Appendf(nil, "block-%d/%d", block, member), []byte("kv"),
-			client.WithPrefix(&model, hashes[block], parent, uint64(block)), client.WithShard(member, 2)) //nolint:gosec // small
+			client.WithPrefix(&model, hashes[block], parent, uint64(block)), client.WithShard(member, 2))
 		require.NoError(t, err)
 	}
 	for block := range hashes {
@@ -243,7 +243,7 @@ func TestRegionsComeFromTheTierThatIsAskedForWhileItHasRoom(t *testing.T) {
 	s := startServer(t, map[string]int{"cxl": 8, "dram": 2, "ssd": 4})
 	tiers := map[uint64]string{}
 	for _, d := range s.Status().Devices {
-		tiers[uint64(d.ID)] = d.Tier
+		tiers[d.ID] = d.Tier
 	}
 	require.Len(t, tiers, 3)
 	lies := func(c *client.Client, key string) string {

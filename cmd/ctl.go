@@ -129,7 +129,7 @@ func evictionsText(x *server.StatsView) string {
 	if len(x.Evictions) < 4 {
 		return "-"
 	}
-	return fmt.Sprintf("%d own entries, %d of clients that left; %d regions of others", x.Evictions[1], x.Evictions[2], x.Evictions[3])
+	return fmt.Sprintf("%d own entries, %d of clients that left; %d of others", x.Evictions[1], x.Evictions[2], x.Evictions[3])
 }
 
 // membersTable shows members.

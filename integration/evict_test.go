@@ -153,7 +153,7 @@ func TestFullPoolFailsNoStore(t *testing.T) {
 	}
 	l.Stop()
 	own, departed, other := c.Evictions()
-	t.Logf("evicted: %d own entries, %d of departed clients, %d regions of others", own, departed, other)
+	t.Logf("evicted: %d own entries, %d of departed clients, %d of others", own, departed, other)
 	require.NotZero(t, own)
 	l.VerifyAll(c.Open(client.Config{}))
 	c.Settled()

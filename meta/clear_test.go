@@ -78,7 +78,11 @@ func TestClearByPrefixReachesTheTenantsThatItNames(t *testing.T) {
 // TestClearByPrefixTakesNoMoreThanATenant: a mark that could not be honoured in full is refused, not honoured in part.
 func TestClearByPrefixTakesNoMoreThanATenant(t *testing.T) {
 	for _, x := range []*Context{
-		{Model: "m"}, {Tenant: "one", LoRA: "l"}, {Salt: "s"}, {BlockSize: 16}, {Seed: 1},
+		{Model: "m"},
+		{Tenant: "one", LoRA: "l"},
+		{Salt: "s"},
+		{BlockSize: 16},
+		{Seed: 1},
 		{Tenant: strings.Repeat("n", protocol.MaxNameBytes+1)},
 	} {
 		p, holds := twoTenants(t)

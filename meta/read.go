@@ -308,14 +308,14 @@ func (m *Machine) Devices() []DeviceInfo {
 	return infos
 }
 
-// counters count since the process started. They are not part of the state.
+// counters count since the process started, but for Evictions. They are not part of the state's hash.
 type counters struct {
 	Registered   uint64
 	Existing     uint64          // REGISTERs of a key that was held
 	Deduplicated uint64          // of them, those whose prefix hash was held under another key
 	Touched      uint64          // uses
 	Removed      [Reasons]uint64 // entries, by reason
-	Evictions    [4]uint64       // entries by REQUEST_ALLOC's phase 1 and 2; regions taken in phase 3
+	Evictions    [4]uint64       // entries, by REQUEST_ALLOC's phase; kept in the store
 	Allocs       [4]uint64       // REQUEST_ALLOCs carried out, by phase
 }
 

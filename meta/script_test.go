@@ -125,7 +125,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		d.MaybeScanArgs(t, "min-age", &n.MinRegionAgeMS)
 		return s.verdict(0, &SetSettings{n})
 	case "open":
-		name, features := d.CmdArgs[0].Key, uint64(protocol.FeaturePush)
+		name, features := d.CmdArgs[0].Key, protocol.FeaturePush
 		if d.HasArg("deaf") {
 			features = 0
 		}

@@ -52,7 +52,7 @@ type StatsView struct {
 	Deduplicated   uint64            `json:"deduplicated"` // of those, held under another key
 	Touched        uint64            `json:"touched"`
 	Removed        map[string]uint64 `json:"removed"`   // entries, by reason
-	Evictions      []uint64          `json:"evictions"` // by phase: entries in 1 and 2, regions in 3
+	Evictions      []uint64          `json:"evictions"` // entries, by phase
 	Allocs         []uint64          `json:"allocs"`    // REQUEST_ALLOCs carried out, by phase
 	Tenants        []TenantView      `json:"tenants"`
 }

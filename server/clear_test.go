@@ -73,7 +73,10 @@ func TestClearNeedsASession(t *testing.T) {
 	owner.store("k", 2)
 	stranger := r.connect()
 	for _, req := range []protocol.ClearRequest{
-		{All: true}, {Prefix: []byte("k")}, {Context: &protocol.Context{}}, {Tenant: meta.DefaultTenant},
+		{All: true},
+		{Prefix: []byte("k")},
+		{Context: &protocol.Context{}},
+		{Tenant: meta.DefaultTenant},
 		{All: true, Mutation: protocol.Mutation{Seq: 1, Acked: 1}},
 	} {
 		reply := stranger.clear(req)

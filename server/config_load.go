@@ -63,7 +63,7 @@ func (e *valueError) Unwrap() error { return e.err }
 
 // parts splits joined errors.
 func parts(err error) (list []error) {
-	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // errors.Join's result itself, not what it may wrap
+	joined, ok := err.(interface{ Unwrap() []error })
 	switch {
 	case err == nil:
 	case ok:

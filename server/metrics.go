@@ -195,7 +195,7 @@ func (m *metrics) collectIndex(e emitter, s *Status) {
 	for phase, name := range phaseNames {
 		e.counter("allocs_total", "Allocations carried out, by the step that found the space.", x.Allocs[phase], "phase", name)
 		if phase > 0 {
-			e.counter("evictions_total", "Entries evicted from own and departed regions; regions taken from others.",
+			e.counter("evictions_total", "Entries evicted, by the step that took them.",
 				x.Evictions[phase], "phase", name)
 		}
 	}

@@ -497,7 +497,7 @@ func TestLargeRepliesAreCompressedAcrossANetwork(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := tc.dial()
-			require.NoError(t, ptr(w.handshake(protocol.HandshakeRequest{InstanceID: name, Features: tc.features})).Err())
+			require.NoError(t, new(w.handshake(protocol.HandshakeRequest{InstanceID: name, Features: tc.features})).Err())
 			for range 3 {
 				w.send(protocol.TypeBatchLookup, one)
 				w.send(protocol.TypeBatchLookup, lookup)
@@ -544,4 +544,5 @@ func TestCompressedRequestsAreReadWhateverWasAgreed(t *testing.T) {
 	require.Len(t, reply.Results, protocol.MaxBatch)
 }
 
-func ptr[T any](v T) *T { return &v }
+//go:fix inline
+func ptr[T any](v T) *T { return new(v) }

@@ -11,7 +11,7 @@ import (
 	"larder/client"
 )
 
-// Evictions returns what has been evicted so far: own entries, entries of departed clients, regions of other clients.
+// Evictions returns what has been evicted so far: own entries, those of departed clients, those of other clients.
 func (c *Cluster) Evictions() (own, departed, other uint64) {
 	c.t.Helper()
 	status, err := c.Leader().Status()

@@ -390,7 +390,7 @@ func (f *diskFile) ReadAt(b []byte, at int64) (int, error) {
 	if serr != nil || info.Size() <= blockSize {
 		return n, err
 	}
-	from := int64(place / d.misreadOf % uint64(info.Size()/blockSize) * blockSize) //nolint:gosec // below the file's size
+	from := int64(place / d.misreadOf % uint64(info.Size()/blockSize) * blockSize)
 	if m, rerr := f.File.ReadAt(other, from); m > 0 && (rerr == nil || errors.Is(rerr, io.EOF)) {
 		copy(b, other[:min(m, blockSize)])
 	}

@@ -90,7 +90,7 @@ func TestRunsRepeat(t *testing.T) {
 	if *flagSeeds > 0 {
 		seeds, first = *flagSeeds, *flagFirst
 	}
-	for seed := first; seed < first+uint64(seeds); seed++ { //nolint:gosec // positive
+	for seed := first; seed < first+uint64(seeds); seed++ {
 		o := runOptions(t, seed, ticksOr(400))
 		o.faults = allClasses
 		a, b := simulate(t, o), simulate(t, o)

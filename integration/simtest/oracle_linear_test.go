@@ -222,7 +222,7 @@ func (a *answer) changed() bool {
 	if err != nil || code != 0 {
 		return false
 	}
-	switch a.kind { //nolint:exhaustive // no others are asked
+	switch a.kind {
 	case meta.KindRegister:
 		it, r := meta.DecodeRegister(body), meta.RegisterResult{}
 		return it.Next(&r) && r.New
