@@ -135,7 +135,7 @@ func TestAdminChanges(t *testing.T) {
 
 func TestAdminRefuses(t *testing.T) {
 	_, a := startAdminTest(t, nil)
-	long := strings.Repeat("k", protocol.MaxKeyBytes+1)
+	long, name := strings.Repeat("k", protocol.MaxKeyBytes+1), strings.Repeat("n", protocol.MaxNameBytes+1)
 	tests := []struct {
 		name, method, path, body string
 		code                     int
@@ -160,6 +160,11 @@ func TestAdminRefuses(t *testing.T) {
 		{"no scope", "POST", "/clear", `{}`, 400, "exactly one"},
 		{"two scopes", "POST", "/clear", `{"all":true,"prefix":"x"}`, 400, "exactly one"},
 		{"empty context", "POST", "/clear", `{"context":{}}`, 400, "exactly one"},
+		{"tenant of a context", "POST", "/clear", `{"context":{"tenant":"` + name + `"}}`, 400, "at most 256 bytes"},
+		{"model of a context", "POST", "/clear", `{"context":{"model":"` + name + `"}}`, 400, "at most 256 bytes"},
+		{"lora of a context", "POST", "/clear", `{"context":{"lora":"` + name + `"}}`, 400, "at most 256 bytes"},
+		{"salt of a context", "POST", "/clear", `{"context":{"salt":"` + name + `"}}`, 400, "at most 256 bytes"},
+		{"long prefix", "POST", "/clear", `{"prefix":"` + long + `"}`, 400, "at most 1024"},
 		{"no member", "POST", "/members/remove", `{}`, 400, "say which"},
 		{"unknown member", "POST", "/members/remove", `{"id":77}`, 404, "no member"},
 		{"member address", "POST", "/members", `{"addr":"nowhere"}`, 400, "host:port"},

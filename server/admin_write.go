@@ -308,6 +308,11 @@ func (r *adminCall) clear() (any, error) {
 		scope.Prefix = []byte(c.Prefix)
 	}
 	if x := c.Context; x != nil {
+		for _, name := range []string{x.Tenant, x.Model, x.LoRA, x.Salt} {
+			if len(name) > protocol.MaxNameBytes { // none is stored, and clients could not read what they are told of it
+				return nil, badRequest("context: tenant, model, lora and salt have at most %d bytes", protocol.MaxNameBytes)
+			}
+		}
 		scope.Context = &meta.Context{
 			Tenant: x.Tenant, Model: x.Model, LoRA: x.LoRA, Salt: x.Salt, BlockSize: x.BlockSize, Seed: x.Seed,
 		}
