@@ -1,6 +1,7 @@
 package client
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -42,13 +43,23 @@ func TestClearsAreHeardOf(t *testing.T) {
 	}
 }
 
-// TestClearedThatDoesNotDecodeCostsTheConnection: as any other push that this client cannot read.
-func TestClearedThatDoesNotDecodeCostsTheConnection(t *testing.T) {
+// TestClearedThatDoesNotDecodeIsPassedOver: it is news and no more, and every client of the tenant gets the same one.
+func TestClearedThatDoesNotDecodeIsPassedOver(t *testing.T) {
 	f := newFake(t, 16*4096, 1)
-	c := f.open(t, func(cfg *Config) { cfg.OnClear = func(x Cleared) { t.Errorf("heard of %+v", x) } })
-	f.do(func() { f.sessions[c.sess.Load().id].push(protocol.TypeCleared, []byte{0x80}) })
-	require.Eventually(t, func() bool { return f.count(protocol.TypeHandshake) == 2 }, 5e9, 1e6)
+	heard := make(chan Cleared, 8)
+	c := f.open(t, func(cfg *Config) { cfg.OnClear = func(x Cleared) { heard <- x } })
+	long := protocol.ClearedPush{Index: 1, Context: &PrefixContext{Model: strings.Repeat("m", protocol.MaxNameBytes+1)}}
+	next := protocol.ClearedPush{Index: 2, All: true}
+	f.do(func() {
+		s := f.sessions[c.sess.Load().id]
+		for _, b := range [][]byte{{0x80}, long.Append(nil), next.Append(nil)} {
+			s.push(protocol.TypeCleared, b)
+		}
+	})
+	require.Equal(t, Cleared{Index: 2, All: true}, <-heard)
 	put(t, c, "a", 4096)
+	require.Equal(t, 1, f.count(protocol.TypeHandshake), "the connection goes on")
+	require.Empty(t, heard)
 }
 
 // TestClearedIsPassedOverWithoutACallback: nothing else of a client depends on it.

@@ -50,7 +50,7 @@ type Config struct {
 	// room they come from another. Empty: any.
 	Tier string
 	// OnRevoke, if not nil, hears once of each region that was taken away, after the client has given it up. It must not
-	// block. What Close returns to the pool is not taken away.
+	// block, nor call Close, which waits for it. What Close returns to the pool is not taken away.
 	OnRevoke func(Revoked)
 	// OnClear, if not nil, hears of each CLEAR that dropped entries of the tenant, this client's own included: what a
 	// program keeps of them beside the pool it may drop as well. It is told once the CLEAR is applied, from a goroutine for

@@ -35,7 +35,8 @@ func (c *Client) pushed(cn *conn, t protocol.Type, payload []byte) {
 	case protocol.TypeCleared:
 		var p protocol.ClearedPush
 		if err := p.Decode(payload); err != nil {
-			cn.close(err)
+			// Nothing of this client depends on it, and all clients that it is pushed to would be cut off at once.
+			c.cfg.Logger.Debug("a CLEARED that does not decode is passed over", slog.Any("error", err))
 			return
 		}
 		c.cleared(&p)
