@@ -157,6 +157,11 @@ func openDamaged(tb testing.TB, sound *memStore, key, value []byte) {
 		store.records[string(key)] = value
 	}
 	m, err := Open(store)
+	if x, ok := errors.AsType[*IncompleteError](err); ok { // as if whoever damaged the record had known how to hide it
+		top := store.records[string([]byte{recHead})]
+		store.records[string([]byte{recHead})] = appendU64(bytes.Clone(top[:len(top)-8]), x.Hash)
+		m, err = Open(store)
+	}
 	if err != nil {
 		return
 	}

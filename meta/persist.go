@@ -186,24 +186,26 @@ func (h *head) appendTo(b []byte) []byte {
 	return b
 }
 
-// appendHead writes the head record: the head, and how many entries were evicted. Every member counts the same from the
-// same log, and goes on from what it had counted, so that differences hold across restarts and changes of the leader.
+// appendHead writes the head record: the head, how many entries were evicted, and the state hash. Every member counts the
+// same from the same log, and goes on from what it had counted, so that differences hold across restarts and changes of
+// the leader.
 func (m *Machine) appendHead(b []byte) []byte {
 	b = m.head.appendTo(b)
 	for _, n := range m.stats.Evictions {
 		b = binary.AppendUvarint(b, n)
 	}
-	return b
+	return appendU64(b, m.StateHash())
 }
 
-func (m *Machine) decodeHead(d *decoder) error {
+// decodeHead reads the head record, and returns the state hash that all records together must have.
+func (m *Machine) decodeHead(d *decoder) (uint64, error) {
 	if err := m.head.decode(d); err != nil {
-		return err
+		return 0, err
 	}
 	for i := range m.stats.Evictions {
 		m.stats.Evictions[i] = d.uvarint()
 	}
-	return d.end()
+	return d.u64(), d.end()
 }
 
 func (h *head) decode(d *decoder) error {
@@ -228,6 +230,22 @@ func (h *head) decode(d *decoder) error {
 	}
 	return d.err
 }
+
+// IncompleteError says that a store does not hold the state that was written to it: records are missing, or are old. It
+// wraps ErrCorrupt.
+type IncompleteError struct {
+	Index      uint64 // that was applied last
+	Hash, Want uint64 // state hashes: of what was found, and of what was written
+}
+
+// Error implements error.
+func (e *IncompleteError) Error() string {
+	return fmt.Sprintf("meta: records of the state stored at index %d are missing or old (its hash is %x, and was %x): "+
+		"rejoin this member as a new one, or restore a snapshot", e.Index, e.Hash, e.Want)
+}
+
+// Unwrap returns ErrCorrupt.
+func (e *IncompleteError) Unwrap() error { return ErrCorrupt }
 
 // settingsRecord is the record of the settings.
 type settingsRecord struct {
@@ -259,14 +277,17 @@ func (r *settingsRecord) load(_, value *decoder) {
 	r.hotAt, r.coldAt = int64(value.uvarint()), -int64(value.uvarint()) //nolint:gosec // written from int64
 }
 
-// Open rebuilds a machine from a store. An empty store gives a new pool with DefaultSettings.
+// Open rebuilds a machine from a store. An empty store gives a new pool with DefaultSettings. A store that has lost records,
+// or gives old ones, is refused with ErrCorrupt: one bit that flips in Pebble's MANIFEST can make it forget a whole table,
+// without an error.
 func Open(store Store) (*Machine, error) {
 	m := newMachine()
 	m.loading = true
-	fresh := true
-	if err := store.Scan([]byte{recHead}, func(_, value []byte) error {
+	fresh, hash := true, uint64(0)
+	if err := store.Scan([]byte{recHead}, func(_, value []byte) (err error) {
 		fresh = false
-		return m.decodeHead(&decoder{b: value})
+		hash, err = m.decodeHead(&decoder{b: value})
+		return err
 	}); err != nil {
 		return nil, err
 	}
@@ -293,6 +314,9 @@ func Open(store Store) (*Machine, error) {
 	}
 	m.loading = false
 	m.sumEntries()
+	if got := m.StateHash(); !fresh && got != hash {
+		return nil, &IncompleteError{Index: m.head.applied, Hash: got, Want: hash}
+	}
 	if fresh {
 		m.changed(&m.set)
 	}
