@@ -1,10 +1,14 @@
 package cmd
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"larder/server"
 )
 
 // TestClearSaysWhatCannotBeCombined: a scope is never silently dropped from a command that destroys.
@@ -29,4 +33,27 @@ func TestClearOfATenantsPrefix(t *testing.T) {
 	require.Contains(t, c.ctl(t, exitDone, "clear", "--prefix", "p/", "--tenant", "b"), "done")
 	require.Contains(t, c.ctl(t, exitDone, "clear", "--prefix", "p/"), "done")
 	require.Contains(t, c.ctl(t, exitDone, "clear", "--tenant", "b"), "done")
+}
+
+// TestClearOfABinaryPrefix: what the command line cannot carry is refused, as what it became might be another's prefix.
+func TestClearOfABinaryPrefix(t *testing.T) {
+	c := startCluster(t)
+	in := filepath.Join(c.dir, "in")
+	require.NoError(t, os.WriteFile(in, []byte("bytes"), 0o600))
+	c.ctl(t, exitDone, "put", "--hex", "ff00", in)
+	c.ctl(t, exitDone, "put", "--hex", "efbfbd00", in) // U+FFFD, and a zero
+	left := func() (keys []string) {
+		for _, k := range decode[server.KeysReply](t, c.ctl(t, exitDone, "keys", "--json")).Keys {
+			keys = append(keys, k.KeyHex)
+		}
+		return keys
+	}
+	require.Contains(t, c.ctl(t, exitUsage, "clear", "--prefix", "\xff"), "--hex")
+	require.Contains(t, c.ctl(t, exitUsage, "clear", "--hex", "--prefix", "p/"), "not hexadecimal")
+	require.Contains(t, c.ctl(t, exitUsage, "clear", "--hex", "--all"), "--hex goes with --prefix")
+	require.ElementsMatch(t, []string{"ff00", "efbfbd00"}, left())
+	require.Contains(t, c.ctl(t, exitDone, "clear", "--hex", "--prefix", "ff"), "done")
+	require.Equal(t, []string{"efbfbd00"}, left())
+	require.Contains(t, c.ctl(t, exitDone, "clear", "--hex", "--prefix", "efbfbd", "--tenant", "default"), "done")
+	require.Empty(t, left())
 }

@@ -238,6 +238,7 @@ func pinReport(c *call, keys []string, reply server.PinReply, yes, no string) er
 type ctlClear struct {
 	All       bool   `help:"Everything."`
 	Prefix    string `help:"Entries whose keys begin with this, of all tenants unless --tenant names one."`
+	Hex       bool   `help:"The prefix is given as hexadecimal bytes, as in the key_hex of ctl keys --json."`
 	Tenant    string `help:"Entries of this tenant; with --prefix, those of its keys that begin with it."`
 	Model     string `help:"Entries of this model, by their prefix context."`
 	LoRA      string `name:"lora" help:"Entries of this LoRA, by their prefix context."`
@@ -248,7 +249,16 @@ type ctlClear struct {
 
 // Run implements the command.
 func (l *ctlClear) Run(c *call) error {
+	if _, err := (&keyFlags{Hex: l.Hex}).bytes(l.Prefix); err != nil {
+		return err
+	}
+	if l.Hex && l.Prefix == "" {
+		return usageError(errors.New("clear: --hex goes with --prefix"))
+	}
 	in := server.ClearRequest{All: l.All, Prefix: l.Prefix}
+	if l.Hex {
+		in.Prefix, in.PrefixHex = "", l.Prefix
+	}
 	scope := server.ClearContext{
 		Tenant: l.Tenant, Model: l.Model, LoRA: l.LoRA, Salt: l.Salt, BlockSize: l.BlockSize, Seed: l.Seed,
 	}

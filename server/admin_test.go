@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -165,6 +166,9 @@ func TestAdminRefuses(t *testing.T) {
 		{"lora of a context", "POST", "/clear", `{"context":{"lora":"` + name + `"}}`, 400, "at most 256 bytes"},
 		{"salt of a context", "POST", "/clear", `{"context":{"salt":"` + name + `"}}`, 400, "at most 256 bytes"},
 		{"long prefix", "POST", "/clear", `{"prefix":"` + long + `"}`, 400, "at most 1024"},
+		{"hexadecimal prefix", "POST", "/clear", `{"prefix_hex":"xy"}`, 400, "not hexadecimal"},
+		{"long hexadecimal prefix", "POST", "/clear", `{"prefix_hex":"` + hex.EncodeToString([]byte(long)) + `"}`, 400, "at most 1024"},
+		{"two prefixes", "POST", "/clear", `{"prefix":"a","prefix_hex":"61"}`, 400, "exactly one"},
 		{"no member", "POST", "/members/remove", `{}`, 400, "say which"},
 		{"unknown member", "POST", "/members/remove", `{"id":77}`, 404, "no member"},
 		{"member address", "POST", "/members", `{"addr":"nowhere"}`, 400, "host:port"},

@@ -267,10 +267,27 @@ func (r *adminCall) unpin() (any, error) {
 
 // ClearRequest is the body of POST /clear. Exactly one of its scopes is given.
 type ClearRequest struct {
-	All     bool          `json:"all,omitempty"`
-	Prefix  string        `json:"prefix,omitempty"` // of keys, of all tenants
-	Tenant  string        `json:"tenant,omitempty"` // with prefix: of this tenant's keys only
-	Context *ClearContext `json:"context,omitempty"`
+	All       bool          `json:"all,omitempty"`
+	Prefix    string        `json:"prefix,omitempty"`     // of keys, of all tenants
+	PrefixHex string        `json:"prefix_hex,omitempty"` // the same as hexadecimal bytes
+	Tenant    string        `json:"tenant,omitempty"`     // with a prefix: of this tenant's keys only
+	Context   *ClearContext `json:"context,omitempty"`
+}
+
+// prefix decodes and bounds the prefix, and the tenant that goes with it.
+func (c *ClearRequest) prefix() ([]byte, error) {
+	prefix := []byte(c.Prefix)
+	if c.PrefixHex != "" {
+		b, err := hex.DecodeString(c.PrefixHex)
+		if err != nil {
+			return nil, badRequest("prefix_hex: %q is not hexadecimal", clip(c.PrefixHex))
+		}
+		prefix = b
+	}
+	if len(prefix) > protocol.MaxKeyBytes || len(c.Tenant) > protocol.MaxNameBytes {
+		return nil, badRequest("prefix, tenant: at most %d and %d bytes", protocol.MaxKeyBytes, protocol.MaxNameBytes)
+	}
+	return prefix, nil
 }
 
 // ClearContext selects entries by what they were computed with; empty fields match everything.
@@ -289,24 +306,22 @@ func (r *adminCall) clear() (any, error) {
 		return nil, err
 	}
 	scopes := 0
-	for _, given := range []bool{c.All, c.Prefix != "", c.Context != nil} {
+	for _, given := range []bool{c.All, c.Prefix != "", c.PrefixHex != "", c.Context != nil} {
 		if given {
 			scopes++
 		}
 	}
 	if scopes != 1 || c.Context != nil && *c.Context == (ClearContext{}) {
-		return nil, badRequest("give exactly one of all, prefix and a context with at least one field")
+		return nil, badRequest("give exactly one of all, prefix, prefix_hex and a context with at least one field")
 	}
-	if c.Tenant != "" && c.Prefix == "" {
+	prefix, err := c.prefix()
+	if err != nil {
+		return nil, err
+	}
+	if c.Tenant != "" && len(prefix) == 0 {
 		return nil, badRequest("tenant: it goes with a prefix; for all entries of a tenant give it in a context")
 	}
-	if len(c.Prefix) > protocol.MaxKeyBytes || len(c.Tenant) > protocol.MaxNameBytes {
-		return nil, badRequest("prefix, tenant: at most %d and %d bytes", protocol.MaxKeyBytes, protocol.MaxNameBytes)
-	}
-	scope := ClearScope{All: c.All, Tenant: c.Tenant}
-	if c.Prefix != "" {
-		scope.Prefix = []byte(c.Prefix)
-	}
+	scope := ClearScope{All: c.All, Prefix: prefix, Tenant: c.Tenant}
 	if x := c.Context; x != nil {
 		for _, name := range []string{x.Tenant, x.Model, x.LoRA, x.Salt} {
 			if len(name) > protocol.MaxNameBytes { // none is stored, and clients could not read what they are told of it
