@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -527,29 +528,32 @@ func (m *Master) incarnation() uint64 {
 
 // do logs a command and waits for its result, without its code.
 func (s *Server) do(ctx context.Context, cmd meta.Command) ([]byte, error) {
+	return s.await(ctx, func(done func(protocol.Code, []byte)) error { return s.master.Do(cmd, done) })
+}
+
+// await waits for the result, without its code, of a command that start queues, as Master.Do does.
+func (s *Server) await(ctx context.Context, start func(done func(protocol.Code, []byte)) error) ([]byte, error) {
 	type outcome struct {
 		code   protocol.Code
 		result []byte
 	}
 	ch := make(chan outcome, 1)
-	err := s.master.Do(cmd, func(code protocol.Code, result []byte) {
-		ch <- outcome{code, append([]byte(nil), result...)}
-	})
+	err := start(func(code protocol.Code, result []byte) { ch <- outcome{code, slices.Clone(result)} })
 	if err != nil {
 		return nil, err
 	}
 	select {
 	case o := <-ch:
-		if o.code != protocol.CodeOK {
-			text := codeTexts[o.code]
-			if o.code == protocol.CodeNotLeader || o.code == protocol.CodeUnavailable {
-				f := s.master.notLeader()
-				return nil, &f
-			}
-			return nil, &protocol.Error{Code: o.code, Message: text}
+		switch o.code {
+		case protocol.CodeOK:
+			_, rest, err := meta.DecodeCode(o.result)
+			return rest, err
+		case protocol.CodeNotLeader, protocol.CodeUnavailable:
+			f := s.master.notLeader()
+			return nil, &f
+		default:
+			return nil, &protocol.Error{Code: o.code, Message: codeTexts[o.code]}
 		}
-		_, rest, err := meta.DecodeCode(o.result)
-		return rest, err
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	case <-s.ctx.Done():

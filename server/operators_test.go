@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"strings"
@@ -207,4 +208,100 @@ func TestProfilesAreListedWithAndWithoutTheSlash(t *testing.T) {
 	}
 	code, _ = ask(t, a, "GET", "/debug/pprofile", "")
 	require.Equal(t, http.StatusNotFound, code)
+}
+
+// A session that serves one request of an operator ends though nobody waited for its opening.
+func TestAnOperatorsSessionEndsThoughNobodyWaits(t *testing.T) {
+	cfg := testConfig(t)
+	cfg.SessionTTL = 5 * cfg.ElectionTimeout
+	s := startServer(t, cfg)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	opened := uint64(0)
+	for lost := false; !lost; opened++ { // the log may be quicker than it is noticed that nobody waits
+		_, err := s.openFor(ctx, "blue")
+		lost = err != nil
+	}
+	require.Eventually(t, func() bool { return s.Counters().SessionsExpired.Load() == opened }, 20*time.Second, 5*time.Millisecond)
+}
+
+// A member that cannot know says so, instead of that there is no such tenant.
+func TestPinsOfAnUnknownTenantAreNotAnsweredByFollowers(t *testing.T) {
+	servers := startCluster(t)
+	leader := leaderOf(t, servers)
+	keys := [][]byte{[]byte("k")}
+	for _, tenant := range []string{"", "unheard-of"} {
+		pinned, err := leader.Pin(t.Context(), keys, PinSpec{Tenant: tenant, Owner: "ann"})
+		require.NoError(t, err)
+		require.Equal(t, []bool{false}, pinned)
+		for _, s := range followers(t, servers, leader) {
+			_, err = s.Pin(t.Context(), keys, PinSpec{Tenant: tenant, Owner: "ann"})
+			require.Equal(t, protocol.CodeNotLeader, protocol.CodeOf(err), "%q: %v", tenant, err)
+			_, err = s.Unpin(t.Context(), tenant, keys, "ann")
+			require.Equal(t, protocol.CodeNotLeader, protocol.CodeOf(err), "%q: %v", tenant, err)
+		}
+	}
+	leader.master.restored.Store(true)
+	leader.master.serving.Store(false)
+	_, err := leader.Pin(t.Context(), keys, PinSpec{Tenant: "unheard-of", Owner: "ann"})
+	require.Equal(t, protocol.CodeUnavailable, protocol.CodeOf(err), "nor while a restored index has no incarnation: %v", err)
+}
+
+// What may be asked for is asked for, whatever changes meanwhile; what is not, and is still there, is told.
+func TestDrainOfARegionWhosePinsChange(t *testing.T) {
+	pending := &protocol.Error{Code: protocol.CodePending}
+	down := &protocol.Error{Code: protocol.CodeUnavailable}
+	region := func(state meta.RegionState, pinned uint32) meta.RegionInfo {
+		return meta.RegionInfo{ID: 7, State: state, Pinned: pinned}
+	}
+	for name, tc := range map[string]struct {
+		marks []error
+		seen  []meta.RegionInfo // after each mark that is pending; ID 0: it is gone
+		asked bool
+		kept  string
+		err   error
+	}{
+		"free":           {marks: []error{nil}, asked: true},
+		"down":           {marks: []error{down}, err: down},
+		"pinned":         {marks: []error{pending}, seen: []meta.RegionInfo{region(meta.RegionOwned, 2)}, kept: "2 pinned entries"},
+		"gone":           {marks: []error{pending}, seen: []meta.RegionInfo{{}}},
+		"marked already": {marks: []error{pending}, seen: []meta.RegionInfo{region(meta.RegionMarked, 0)}},
+		"drained, though pinned": {
+			marks: []error{pending}, seen: []meta.RegionInfo{region(meta.RegionDraining, 1)},
+		},
+		"unpinned meanwhile": {
+			marks: []error{pending, nil}, seen: []meta.RegionInfo{region(meta.RegionOwned, 0)}, asked: true,
+		},
+		"orphaned and unpinned meanwhile": {
+			marks: []error{pending, nil}, seen: []meta.RegionInfo{region(meta.RegionOrphaned, 0)}, asked: true,
+		},
+		"pinned again": {
+			marks: []error{pending, pending}, seen: []meta.RegionInfo{region(meta.RegionOwned, 0), region(meta.RegionOwned, 1)},
+			kept: "1 pinned entries",
+		},
+		"pinned and unpinned all the time": {
+			marks: []error{pending, pending}, seen: []meta.RegionInfo{region(meta.RegionOwned, 0), region(meta.RegionOwned, 0)},
+			kept: "drain it again",
+		},
+		"down the second time": {
+			marks: []error{pending, down}, seen: []meta.RegionInfo{region(meta.RegionOwned, 0)}, err: down,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			marks, looks := 0, 0
+			asked, kept, err := askFor(func() error {
+				marks++
+				return tc.marks[marks-1]
+			}, func() (meta.RegionInfo, bool) {
+				looks++
+				return tc.seen[looks-1], tc.seen[looks-1].ID != 0
+			})
+			require.Equal(t, tc.asked, asked)
+			require.Equal(t, tc.err, err)
+			require.Equal(t, len(tc.marks), marks)
+			require.Equal(t, len(tc.seen), looks)
+			require.Contains(t, kept, tc.kept)
+			require.Equal(t, tc.kept == "", kept == "")
+		})
+	}
 }

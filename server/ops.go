@@ -371,6 +371,10 @@ func (s *Server) Unpin(ctx context.Context, tenant string, keys [][]byte, owner 
 func (s *Server) pin(ctx context.Context, tenant string, cmds ...*meta.Pin) (out []bool, err error) {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
+	if !s.master.Serving() { // asked first, since what follows may need no command, which would be refused
+		f := s.master.notLeader()
+		return nil, &f
+	}
 	if len(cmds[0].Keys) > protocol.MaxBatch {
 		return nil, &protocol.Error{Code: protocol.CodeLimit, Message: "at most 4096 keys at once"}
 	}
@@ -422,25 +426,43 @@ func (s *Server) hasTenant(name string) bool {
 func (s *Server) openFor(ctx context.Context, tenant string) (meta.SessionID, error) {
 	m := s.master
 	secret := m.cfg.Random() | 1
-	result, err := s.do(ctx, &meta.OpenSession{
+	cmd := &meta.OpenSession{
 		Instance: fmt.Sprintf("larder-admin-%016x", m.cfg.Random()), Tenant: tenant, Secret: secret,
 		TTLMS: uint64(m.cfg.SessionTTL / time.Millisecond), //nolint:gosec // positive
+	}
+	result, err := s.await(ctx, func(done func(protocol.Code, []byte)) error {
+		return m.Do(cmd, func(code protocol.Code, result []byte) {
+			if code == protocol.CodeOK {
+				m.knowOpened(result)
+			}
+			done(code, result)
+		})
 	})
 	if err != nil {
 		return 0, err
 	}
 	opened, err := meta.DecodeSession(result)
+	return opened.ID, err
+}
+
+// knowOpened takes note of a session that no client asked for, so that it expires if nobody closes it, which nobody does
+// whose time was over before it was opened. result is that of the command, with its code.
+func (m *Master) knowOpened(result []byte) {
+	_, rest, err := meta.DecodeCode(result)
 	if err != nil {
-		return 0, err
+		return
+	}
+	opened, err := meta.DecodeSession(rest)
+	if err != nil {
+		return
 	}
 	m.state.RLock()
 	defer m.state.RUnlock()
-	if info, ok := m.machine.Session(opened.ID); ok {
+	if info, ok := m.machine.Session(opened.ID); ok && info.Open {
 		m.mu.Lock()
-		m.know(&info) // so that it expires though nobody closes it
+		m.know(&info)
 		m.mu.Unlock()
 	}
-	return opened.ID, nil
 }
 
 // closeFor logs the end of a session that openFor opened, and does not wait for it.
@@ -456,37 +478,16 @@ func (s *Server) doIn(ctx context.Context, id meta.SessionID, cmd meta.Command) 
 	if id == 0 {
 		return s.do(ctx, cmd)
 	}
-	type outcome struct {
-		code   protocol.Code
-		result []byte
-	}
 	m := s.master
-	ch := make(chan outcome, 1)
-	r := &request{cmd: meta.AppendCommand(nil, meta.Header{Session: id}, cmd), arrived: m.now()}
-	r.done = func(code protocol.Code, result []byte) { ch <- outcome{code, slices.Clone(result)} }
-	m.mu.Lock()
-	fault := m.enqueue(r)
-	m.mu.Unlock()
-	if fault != nil {
-		return nil, fault
-	}
-	select {
-	case o := <-ch:
-		switch o.code {
-		case protocol.CodeOK:
-			_, rest, err := meta.DecodeCode(o.result)
-			return rest, err
-		case protocol.CodeNotLeader, protocol.CodeUnavailable:
-			f := m.notLeader()
-			return nil, &f
-		default:
-			return nil, &protocol.Error{Code: o.code, Message: codeTexts[o.code]}
+	return s.await(ctx, func(done func(protocol.Code, []byte)) error {
+		r := &request{cmd: meta.AppendCommand(nil, meta.Header{Session: id}, cmd), arrived: m.now(), done: done}
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if fault := m.enqueue(r); fault != nil {
+			return fault
 		}
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-s.ctx.Done():
-		return nil, &protocol.Error{Code: protocol.CodeUnavailable, Message: "the server is stopping"}
-	}
+		return nil
+	})
 }
 
 // Drain takes all regions from an instance, except those that it must leave: the report says which, and why. What is in
@@ -520,25 +521,43 @@ func (s *Server) Drain(ctx context.Context, instance string) (DrainReport, error
 		if err := s.outwait(ctx, id); err != nil {
 			return report, err
 		}
-		_, err := s.do(ctx, &meta.Mark{Region: id})
-		if protocol.CodeOf(err) == protocol.CodePending {
+		asked, kept, err := askFor(func() error {
+			_, err := s.do(ctx, &meta.Mark{Region: id})
+			return err
+		}, func() (meta.RegionInfo, bool) {
 			m.state.RLock()
-			r, ok := m.machine.Region(id)
-			m.state.RUnlock()
-			if ok && r.Pinned > 0 {
-				report.Kept = append(report.Kept, KeptRegion{
-					Region: uint64(id),
-					Reason: fmt.Sprintf("%d pinned entries: undo their pins, which larder ctl pins lists", r.Pinned),
-				})
-			}
-			continue // otherwise gone meanwhile
-		}
+			defer m.state.RUnlock()
+			return m.machine.Region(id)
+		})
 		if err != nil {
 			return report, err
 		}
-		report.Asked++
+		if asked {
+			report.Asked++
+		}
+		if kept != "" {
+			report.Kept = append(report.Kept, KeptRegion{Region: uint64(id), Reason: kept})
+		}
 	}
 	return report, nil
+}
+
+// askFor marks a region to be given up, and says why not if it is there and stays: a region without pins is marked, so
+// one whose pins are gone by the time that they are counted is marked over again, once.
+func askFor(mark func() error, look func() (meta.RegionInfo, bool)) (asked bool, kept string, err error) {
+	for range 2 {
+		if err := mark(); protocol.CodeOf(err) != protocol.CodePending {
+			return err == nil, "", err
+		}
+		r, ok := look()
+		switch {
+		case !ok || r.State != meta.RegionOwned && r.State != meta.RegionOrphaned:
+			return false, "", nil // gone meanwhile
+		case r.Pinned > 0:
+			return false, fmt.Sprintf("%d pinned entries: undo their pins, which larder ctl pins lists", r.Pinned), nil
+		}
+	}
+	return false, "its entries were pinned and unpinned meanwhile: drain it again", nil
 }
 
 // outwait waits until a new leader's grace is over: what was leased before is not known until then.
