@@ -2,7 +2,9 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"slices"
 
 	"larder/meta"
 	"larder/protocol"
@@ -51,7 +53,7 @@ func clearCommand(req *protocol.ClearRequest, tenant string) (*meta.Clear, *clea
 		}
 	}
 	told := clearedBy(cmd)
-	told.tenant = tenant
+	told.tenant = cmp.Or(tenant, meta.DefaultTenant)
 	return cmd, told, nil
 }
 
@@ -83,7 +85,7 @@ func clearedBy(c *meta.Clear) *cleared {
 	return told
 }
 
-// tellAnswering has a client's CLEAR told to those whom it concerns just before it is answered.
+// tellAnswering has a client's CLEAR told to those whom it concerns when it is answered.
 func (m *Master) tellAnswering(r *request, told *cleared) {
 	r.done = m.tellBefore(told, func(code protocol.Code, result []byte) {
 		r.done = nil // from here on it is like any other request
@@ -124,28 +126,70 @@ func (m *Master) tellBefore(told *cleared, done func(protocol.Code, []byte)) fun
 	}
 }
 
-// pushCleared tells the sessions that a CLEAR concerns of it. It is called by the goroutine that applies, right after the
-// log entry of the CLEAR. Nobody answers it and it is never repeated: who misses it is served nothing of what was
-// cleared either.
+// maxUntold CLEARs of one tenant are told each by itself; if more come before the next Tick, they are told as one of
+// everything. So a client that does nothing but clear costs its fellows eight short pushes a Tick, and others nothing.
+const maxUntold = 8
+
+// pushCleared has the sessions that a CLEAR concerns told of it, by the next Tick. It is called by the goroutine that
+// applies, right after the log entry of the CLEAR. Nobody answers the push and it is never repeated: who misses it is
+// served nothing of what was cleared either.
 func (m *Master) pushCleared(told *cleared) {
 	m.state.RLock()
 	told.push.Index = m.machine.Applied()
 	m.state.RUnlock()
-	var to []*Client
 	m.mu.Lock()
-	for _, s := range m.sessions {
-		if told.tenant != "" && told.tenant != s.tenant && (s.tenant != "" || told.tenant != meta.DefaultTenant) {
-			continue
+	defer m.mu.Unlock()
+	same := func(x *cleared) bool { return x.tenant == told.tenant }
+	n := 0
+	for _, x := range m.untold {
+		if same(x) {
+			n++
 		}
-		if c := s.pushTo(); c != nil {
-			to = append(to, c)
+	}
+	if n >= maxUntold {
+		m.untold = slices.DeleteFunc(m.untold, same)
+		told = &cleared{tenant: told.tenant, push: protocol.ClearedPush{Index: told.push.Index, All: true}}
+	}
+	m.untold = append(m.untold, told)
+}
+
+// tellCleared pushes what has been cleared since the last Tick.
+func (m *Master) tellCleared() {
+	m.mu.Lock()
+	untold := m.untold
+	m.untold = nil
+	var to []*session
+	if len(untold) > 0 && m.leading {
+		for _, s := range m.sessions {
+			to = append(to, s)
 		}
+	}
+	sortBy(to, func(s *session) uint64 { return uint64(s.id) }) // so that a simulation repeats exactly
+	clients := make([]*Client, len(to))
+	for i, s := range to {
+		clients[i] = s.pushTo()
 	}
 	m.mu.Unlock()
-	for _, c := range to {
-		b := c.peer.Lock()
-		b, mark := protocol.BeginFrame(b, protocol.TypeCleared, 0)
-		c.peer.Unlock(protocol.EndFrame(told.push.Append(b), mark))
-		m.box.add(c)
+	for i, c := range clients {
+		if c == nil {
+			continue
+		}
+		told := false
+		for _, x := range untold {
+			if !x.concerns(to[i].tenant) {
+				continue
+			}
+			told = true
+			b, mark := protocol.BeginFrame(c.peer.Lock(), protocol.TypeCleared, 0)
+			c.peer.Unlock(protocol.EndFrame(x.push.Append(b), mark))
+		}
+		if told {
+			c.peer.Flush()
+		}
 	}
+}
+
+// concerns reports whether a CLEAR is to be told to sessions of a tenant; no name is the default's.
+func (x *cleared) concerns(tenant string) bool {
+	return x.tenant == "" || x.tenant == cmp.Or(tenant, meta.DefaultTenant)
 }

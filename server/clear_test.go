@@ -33,6 +33,7 @@ func (c *testClient) clear(req protocol.ClearRequest) (reply protocol.SuccessRep
 // cleared takes the one CLEARED out of the frames; there must be no other.
 func (c *testClient) cleared() *protocol.ClearedPush {
 	c.r.t.Helper()
+	c.r.m.Tick()
 	b := c.pushed(protocol.TypeCleared)
 	require.NotNil(c.r.t, b, "it was not told")
 	var push protocol.ClearedPush
@@ -165,6 +166,7 @@ func TestClearIsToldToTheSessionsThatItConcerns(t *testing.T) {
 			seq := sender.send(protocol.TypeClear, body)
 			again := sender.send(protocol.TypeClear, body) // the same seq, before it is answered
 			clear(body)                                    // the connection reads its next frame into it
+			r.m.Tick()
 			require.Nil(t, fellow.pushed(protocol.TypeCleared), "not before it is applied")
 			r.settle()
 			for _, s := range []uint32{seq, again} {
@@ -219,7 +221,32 @@ func TestAClearThatIsNotAppliedIsToldToNobody(t *testing.T) {
 	r.m.OnLeadership(false, 0)
 	require.NoError(t, reply.Decode(a.answer(seq)))
 	require.Equal(t, protocol.CodeNotLeader, reply.Code)
+	r.m.Tick()
 	require.Nil(t, a.pushed(protocol.TypeCleared))
+}
+
+// TestManyClearsAreToldAsOne: who does nothing but clear does not fill the connections of its fellows, or of others.
+func TestManyClearsAreToldAsOne(t *testing.T) {
+	r := newRig(t)
+	r.device(8)
+	a, fellow := r.tenantClient("1", "a", protocol.FeaturePush), r.tenantClient("2", "a", protocol.FeaturePush)
+	b := r.tenantClient("3", "b", protocol.FeaturePush)
+	clear := func(c *testClient, prefix byte) {
+		require.NoError(t, new(c.clear(protocol.ClearRequest{Mutation: c.next(), Prefix: []byte{prefix}})).Err())
+	}
+	for i := range byte(maxUntold) {
+		clear(a, i)
+	}
+	clear(b, 'x')
+	clear(a, 'y')
+	clear(a, 'z')
+	r.m.Tick()
+	told := 0
+	for fellow.pushed(protocol.TypeCleared) != nil {
+		told++
+	}
+	require.Equal(t, 2, told, "all, and the one after that")
+	require.Equal(t, []byte("x"), b.cleared().Prefix)
 }
 
 func TestAdminClearsAPrefixOfAllTenantsUnlessOneIsNamed(t *testing.T) {

@@ -164,6 +164,7 @@ type Master struct {
 	results   meta.Results
 	lastFlush int64
 	box       outbox
+	untold    []*cleared // CLEARs that the next Tick tells of; guarded by mu
 }
 
 // seqKey names a request for ever.

@@ -54,6 +54,7 @@ func (m *Master) Tick() {
 	m.mu.Unlock()
 	m.state.RUnlock()
 	m.sendRevokes(due)
+	m.tellCleared()
 	m.leases.mu.Lock()
 	if m.touchesDue(now) {
 		m.cfg.Wake()

@@ -86,12 +86,12 @@ func TestMain(m *testing.M) {
 
 // TestRunsRepeat runs seeds twice: all that happens is the same, bit for bit. -seeds, -first and -ticks ask for more.
 func TestRunsRepeat(t *testing.T) {
-	seeds, first := 4, uint64(1000)
+	seeds, first := 4, uint64(1)
 	if *flagSeeds > 0 {
 		seeds, first = *flagSeeds, *flagFirst
 	}
 	for seed := first; seed < first+uint64(seeds); seed++ {
-		o := runOptions(t, seed, ticksOr(400))
+		o := runOptions(t, seed, ticksOr(1200))
 		o.faults = allClasses
 		a, b := simulate(t, o), simulate(t, o)
 		require.Equal(t, a.trace, b.trace, "seed %d", o.seed)
