@@ -13,8 +13,11 @@ import (
 
 const (
 	scratchPrefix = "larder-replay-"
-	scratchTries  = 8 // each is lost only to another run that began in the same moment
+	scratchMarker = ".larder-replay" // a file in every run's own directory, and in no other that is called like one
+	scratchTries  = 8                // each is lost only to somebody else who locks the directory in the same moment
 )
+
+var flock = unix.Flock // tests replace it
 
 // Scratch makes a directory for one run below base, and removes those that killed runs have left there. A run holds a
 // lock on its directory, which ends with its process. outside, if not nil, removes what a run has elsewhere; it is
@@ -32,8 +35,8 @@ func Scratch(base string, outside func(dir string) error) (dir string, remove fu
 			continue
 		}
 		var held *os.File
-		if held, err = lockDir(dir); err != nil {
-			continue // another run took it for one that was left
+		if held, err = claim(dir); err != nil {
+			continue
 		}
 		return dir, func() error {
 			defer held.Close() //nolint:errcheck // it was only opened for its lock
@@ -47,7 +50,24 @@ func Scratch(base string, outside func(dir string) error) (dir string, remove fu
 	return "", nil, fmt.Errorf("replay: %w; name a directory with --data", err)
 }
 
-// removeLeft removes the directories of runs that have ended without doing so.
+// claim locks a run's new directory and marks it as one, in that order: what is marked and not locked was left. It
+// removes the directory if it fails, unless somebody else has locked it.
+func claim(dir string) (*os.File, error) {
+	held, err := lockDir(dir)
+	if err == nil {
+		if err = os.WriteFile(filepath.Join(dir, scratchMarker), nil, 0o600); err == nil {
+			return held, nil
+		}
+		err = errors.Join(err, held.Close())
+	}
+	if !errors.Is(err, unix.EWOULDBLOCK) {
+		os.Remove(dir) //nolint:errcheck,gosec // the error that is returned matters more
+	}
+	return nil, err
+}
+
+// removeLeft removes the directories of runs that have ended without doing so. One that is not marked is not a run's
+// own, whatever it is called: somebody named it with --data and keeps it.
 func removeLeft(base string, outside func(string) error) error {
 	entries, err := os.ReadDir(base)
 	if err != nil {
@@ -58,6 +78,9 @@ func removeLeft(base string, outside func(string) error) error {
 			continue
 		}
 		dir := filepath.Join(base, e.Name())
+		if _, err := os.Lstat(filepath.Join(dir, scratchMarker)); err != nil {
+			continue
+		}
 		held, err := lockDir(dir)
 		if err != nil {
 			continue // its run goes on, or it has just been removed
@@ -69,10 +92,17 @@ func removeLeft(base string, outside func(string) error) error {
 	return nil
 }
 
+// removeScratch removes the marker last, so that a run that is killed meanwhile leaves what the next one knows.
 func removeScratch(dir string, outside func(string) error) error {
 	var err error
 	if outside != nil {
 		err = outside(dir)
+	}
+	entries, _ := os.ReadDir(dir) // RemoveAll says what is wrong
+	for _, e := range entries {
+		if e.Name() != scratchMarker {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
+		}
 	}
 	return errors.Join(err, os.RemoveAll(dir))
 }
@@ -83,7 +113,7 @@ func lockDir(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, err //nolint:wrapcheck // names the path
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	err = flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	here, gone := os.Stat(dir)
 	mine, unknown := f.Stat()
 	if err = cmp.Or(err, gone, unknown); err == nil && !os.SameFile(here, mine) {
