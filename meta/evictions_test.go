@@ -62,14 +62,7 @@ func TestARegionMarkedWithMoreThanOneCommandRemovesIsCountedOnce(t *testing.T) {
 	p := newPool(t)
 	p.device(2 * entries * page)
 	a, b := p.open("a"), p.open("b")
-	_, r := p.alloc(a, &protocol.AllocRequest{Size: entries * page, PageSize: page})
-	for from := 0; from < entries; from += 1000 {
-		var batch []protocol.RegisterEntry
-		for i := from; i < min(from+1000, entries); i++ {
-			batch = append(batch, entryAt(strconv.Itoa(i), r, i))
-		}
-		p.register(a, nil, batch...)
-	}
+	r := p.fill(a, entries)
 	code, _ := p.apply(Header{}, &Mark{Region: r.Region, For: b})
 	require.Zero(t, code)
 	require.EqualValues(t, 100, p.m.Stats().Entries)
@@ -79,6 +72,50 @@ func TestARegionMarkedWithMoreThanOneCommandRemovesIsCountedOnce(t *testing.T) {
 	code, _ = p.do(b, &Alloc{Phase: 3, Region: r.Region, PageSize: page})
 	require.Zero(t, code)
 	require.Equal(t, [4]uint64{3: entries}, p.m.Stats().Evictions)
+}
+
+// fill gives a session a region of so many pages with an entry in each.
+func (p *pool) fill(id SessionID, entries int) AllocResult {
+	p.tb.Helper()
+	_, r := p.alloc(id, &protocol.AllocRequest{Size: uint64(entries) * page, PageSize: page})
+	for from := 0; from < entries; from += 1000 {
+		var batch []protocol.RegisterEntry
+		for i := from; i < min(from+1000, entries); i++ {
+			batch = append(batch, entryAt(strconv.Itoa(i), r, i))
+		}
+		p.register(id, nil, batch...)
+	}
+	return r
+}
+
+// TestADepartedRegionWithMoreThanOneCommandRemovesIsCountedWhole: it is emptied step by step before it is given.
+func TestADepartedRegionWithMoreThanOneCommandRemovesIsCountedWhole(t *testing.T) {
+	const entries = MaxDropPerCommand + 100
+	p := newPool(t)
+	p.device(entries * page)
+	a, b := p.open("a"), p.open("b")
+	r := p.fill(a, entries)
+	code, _ := p.do(a, &ReturnRegion{Region: r.Region})
+	require.Zero(t, code)
+	req := &protocol.AllocRequest{Size: entries * page, PageSize: page, NeedPages: 1, Evict: true}
+	plan, _ := p.alloc(b, req)
+	require.Equal(t, PlanEmpty, plan.Kind)
+	code, _ = p.apply(Header{}, &EmptyRegion{Region: plan.Region})
+	require.Zero(t, code)
+	require.Equal(t, [4]uint64{2: MaxChorePerCommand}, p.m.Stats().Evictions)
+	plan, given := p.alloc(b, req)
+	require.Equal(t, PlanCommand, plan.Kind)
+	require.Equal(t, r.Region, given.Region)
+	require.Equal(t, [4]uint64{2: entries}, p.m.Stats().Evictions)
+
+	p.register(b, nil, entryAt("x", given, 0), entryAt("y", given, 1), entryAt("z", given, 2))
+	code, _ = p.do(b, &ReturnRegion{Region: r.Region})
+	require.Zero(t, code)
+	code, _ = p.apply(Header{}, &EmptyRegion{Region: r.Region})
+	require.Zero(t, code)
+	code, _ = p.do(a, &Alloc{Phase: 2, Region: r.Region, PageSize: page})
+	require.Zero(t, code)
+	require.Equal(t, [4]uint64{2: entries + 3}, p.m.Stats().Evictions, "emptied whole, and counted once")
 }
 
 // TestOlderStateIsNotRead: its head has another layout, and the error says what can be done.

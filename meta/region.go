@@ -228,6 +228,9 @@ func (m *Machine) applyEmptyRegion(c *EmptyRegion, out *Results) {
 		return
 	}
 	n := m.empty(r, MaxChorePerCommand)
+	if r.state == RegionDeparted { // it has too many entries for the command that gives it, which counts the last of them
+		m.stats.Evictions[2] += uint64(n) //nolint:gosec // not negative
+	}
 	left := uint64(r.live)
 	if left == 0 && (r.state == RegionDeparted || r.state == RegionDraining) {
 		m.drain(r)

@@ -272,6 +272,9 @@ func (w *world) emptyRegion(c *meta.EmptyRegion) result {
 		return refused(protocol.CodePending)
 	}
 	n := w.empty(r, meta.MaxChorePerCommand)
+	if r.state == meta.RegionDeparted {
+		w.counts.Evictions[2] += uint64(n)
+	}
 	left := w.live(r)
 	w.emptied(r)
 	return result{value: meta.CountResult{Count: uint64(n), Left: uint64(left)}}
