@@ -12,6 +12,19 @@ func Failover(ctx context.Context, dir string, kills, keys int) ([]Row, error) {
 	return b.report.Rows, err
 }
 
+// StartKilled kills a member and starts it again after a run was cancelled, which fails, and ends it.
+func StartKilled(ctx context.Context, log string, cancel func()) (again, end error) {
+	p := &process{log: log, args: []string{"serve", "--help"}}
+	if err := p.start(ctx); err != nil {
+		return err, nil
+	}
+	if err := p.kill(); err != nil {
+		return err, nil
+	}
+	cancel()
+	return p.start(ctx), endAll([]*process{p})
+}
+
 // FailoverRows makes the rows of measured times, and of how many keys were found.
 func FailoverRows(took []time.Duration, found, keys int) []Row {
 	b := &bench{report: &Report{}}

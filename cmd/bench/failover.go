@@ -278,16 +278,16 @@ func (p *process) start(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // names the file
 	}
-	defer log.Close()                                 //nolint:errcheck // the process has it
-	p.cmd = exec.CommandContext(ctx, self, p.args...) //nolint:gosec // this very program
-	p.cmd.Stdout, p.cmd.Stderr = log, log
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	p.cmd.Env = slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "LARDER_") })
-	if err := p.cmd.Start(); err != nil {
-		return fmt.Errorf("start a member: %w", err)
+	defer log.Close()                                //nolint:errcheck // the process has it
+	cmd := exec.CommandContext(ctx, self, p.args...) //nolint:gosec // this very program
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "LARDER_") })
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start a member: %w", err) // p is still the one that has ended, and can be ended again
 	}
-	exited, cmd := make(chan struct{}), p.cmd
-	p.exited = exited
+	exited := make(chan struct{})
+	p.cmd, p.exited = cmd, exited
 	go func() {
 		cmd.Wait() //nolint:errcheck,gosec // it is killed
 		close(exited)

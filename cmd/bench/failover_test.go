@@ -1,7 +1,9 @@
 package bench_test
 
 import (
+	"context"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -34,6 +36,14 @@ func TestFailoverKillsRealLeaders(t *testing.T) {
 	}
 	require.InDelta(t, 1000, rows[3].Value, 0)
 	require.True(t, *rows[3].Met)
+}
+
+// TestAMemberThatCannotBeStartedAgainCanBeEnded: the run fails then, or was interrupted, and ends all its members.
+func TestAMemberThatCannotBeStartedAgainCanBeEnded(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	again, end := bench.StartKilled(ctx, filepath.Join(t.TempDir(), "log"), cancel)
+	require.ErrorIs(t, again, context.Canceled)
+	require.NoError(t, end)
 }
 
 // TestFailoverAims: 19 of 20 changes within two election timeouts, every one within four, every key found.
