@@ -22,6 +22,7 @@ func TestReplayLeavesNothingBehind(t *testing.T) {
 	t.Setenv("TMPDIR", "/nowhere")
 	left := filepath.Join(state, "larder", "larder-replay-killed"+filepath.Base(t.TempDir()))
 	require.NoError(t, os.MkdirAll(left, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(left, ".larder-replay"), nil, 0o600)) // it was a run's own
 	require.NoError(t, os.WriteFile(poolFile(left, true), nil, 0o600))
 	code, _, stderr := larder(t.Context(), "replay", "--requests", "5", "--page", "4KiB", "--pages", "8192", "--quiet", "--json")
 	require.Equal(t, exitDone, code, stderr)
