@@ -23,6 +23,9 @@ func TestClearSaysWhatCannotBeCombined(t *testing.T) {
 		require.Equal(t, exitUsage, code, args)
 		require.Contains(t, stderr, "--prefix with --tenant alone")
 	}
+	code, _, stderr := larder(t.Context(), "ctl", "clear", "--admin", "127.0.0.1:1", "--prefix", "", "--tenant", "b")
+	require.Equal(t, exitUsage, code)
+	require.Contains(t, stderr, "empty prefix")
 	code, stdout, _ := larder(t.Context(), "ctl", "clear", "--help")
 	require.Equal(t, exitDone, code)
 	require.Contains(t, strings.Join(strings.Fields(stdout), " "), "of all tenants unless --tenant names one")

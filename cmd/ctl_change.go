@@ -236,43 +236,48 @@ func pinReport(c *call, keys []string, reply server.PinReply, yes, no string) er
 
 // ctlClear is larder ctl clear.
 type ctlClear struct {
-	All       bool   `help:"Everything."`
-	Prefix    string `help:"Entries whose keys begin with this, of all tenants unless --tenant names one."`
-	Hex       bool   `help:"The prefix is given as hexadecimal bytes, as in the key_hex of ctl keys --json."`
-	Tenant    string `help:"Entries of this tenant; with --prefix, those of its keys that begin with it."`
-	Model     string `help:"Entries of this model, by their prefix context."`
-	LoRA      string `name:"lora" help:"Entries of this LoRA, by their prefix context."`
-	Salt      string `help:"Entries of this salt, by their prefix context."`
-	BlockSize uint64 `help:"Entries of this block size, by their prefix context."`
-	Seed      uint64 `help:"Entries of this hash seed, by their prefix context."`
+	All       bool    `help:"Everything."`
+	Prefix    *string `help:"Entries whose keys begin with this, of all tenants unless --tenant names one."`
+	Hex       bool    `help:"The prefix is given as hexadecimal bytes, as in the key_hex of ctl keys --json."`
+	Tenant    string  `help:"Entries of this tenant; with --prefix, those of its keys that begin with it."`
+	Model     string  `help:"Entries of this model, by their prefix context."`
+	LoRA      string  `name:"lora" help:"Entries of this LoRA, by their prefix context."`
+	Salt      string  `help:"Entries of this salt, by their prefix context."`
+	BlockSize uint64  `help:"Entries of this block size, by their prefix context."`
+	Seed      uint64  `help:"Entries of this hash seed, by their prefix context."`
 }
 
 // Run implements the command.
 func (l *ctlClear) Run(c *call) error {
-	if _, err := (&keyFlags{Hex: l.Hex}).bytes(l.Prefix); err != nil {
-		return err
-	}
-	if l.Hex && l.Prefix == "" {
+	in := server.ClearRequest{All: l.All}
+	switch {
+	case l.Prefix == nil && l.Hex:
 		return usageError(errors.New("clear: --hex goes with --prefix"))
-	}
-	in := server.ClearRequest{All: l.All, Prefix: l.Prefix}
-	if l.Hex {
-		in.Prefix, in.PrefixHex = "", l.Prefix
+	case l.Prefix == nil:
+	case *l.Prefix == "": // perhaps a variable of a script's that was not set
+		return usageError(errors.New("clear: every key begins with an empty prefix: to mean that, say --all or --tenant alone"))
+	default:
+		if _, err := (&keyFlags{Hex: l.Hex}).bytes(*l.Prefix); err != nil {
+			return err
+		}
+		if in.Prefix = *l.Prefix; l.Hex {
+			in.Prefix, in.PrefixHex = "", *l.Prefix
+		}
 	}
 	scope := server.ClearContext{
 		Tenant: l.Tenant, Model: l.Model, LoRA: l.LoRA, Salt: l.Salt, BlockSize: l.BlockSize, Seed: l.Seed,
 	}
-	if l.Prefix != "" {
+	if l.Prefix != nil {
 		in.Tenant, scope.Tenant = l.Tenant, ""
 	}
 	if scope != (server.ClearContext{}) {
 		in.Context = &scope
 	}
-	if (l.All && l.Prefix != "") || (l.All || l.Prefix != "") && in.Context != nil {
+	if (l.All && l.Prefix != nil) || (l.All || l.Prefix != nil) && in.Context != nil {
 		return usageError(errors.New(
 			"clear: --all goes with nothing else, and --prefix with --tenant alone: run it once for each scope"))
 	}
-	if !l.All && l.Prefix == "" && in.Context == nil {
+	if !l.All && l.Prefix == nil && in.Context == nil {
 		return usageError(errors.New(
 			"clear: say what: --all, --prefix, or some of --tenant, --model, --lora, --salt, --block-size, --seed"))
 	}

@@ -231,15 +231,15 @@ func TestManyClearsAreToldAsOne(t *testing.T) {
 	r.device(8)
 	a, fellow := r.tenantClient("1", "a", protocol.FeaturePush), r.tenantClient("2", "a", protocol.FeaturePush)
 	b := r.tenantClient("3", "b", protocol.FeaturePush)
-	clear := func(c *testClient, prefix byte) {
+	drop := func(c *testClient, prefix byte) {
 		require.NoError(t, new(c.clear(protocol.ClearRequest{Mutation: c.next(), Prefix: []byte{prefix}})).Err())
 	}
 	for i := range byte(maxUntold) {
-		clear(a, i)
+		drop(a, i)
 	}
-	clear(b, 'x')
-	clear(a, 'y')
-	clear(a, 'z')
+	drop(b, 'x')
+	drop(a, 'y')
+	drop(a, 'z')
 	r.m.Tick()
 	told := 0
 	for fellow.pushed(protocol.TypeCleared) != nil {

@@ -543,6 +543,3 @@ func TestCompressedRequestsAreReadWhateverWasAgreed(t *testing.T) {
 	require.NoError(t, reply.Err())
 	require.Len(t, reply.Results, protocol.MaxBatch)
 }
-
-//go:fix inline
-func ptr[T any](v T) *T { return new(v) }
