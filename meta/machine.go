@@ -95,11 +95,20 @@ func (m *Machine) Settings() Settings { return m.settings }
 // StateHash sums up the whole replicated state. Machines that applied the same log return the same value, whether they
 // were rebuilt in between or not. Its cost is that of what changed since it was last called.
 func (m *Machine) StateHash() uint64 {
-	m.refresh()
-	h := m.entrySum + m.orderSum + m.objectSum
+	policies := uint64(0)
 	for _, p := range m.parts {
-		h += p.sum()
+		policies += p.sum()
 	}
+	return m.hashWith(policies)
+}
+
+// recordHash is the part of the state hash that its records must give again. What policies keep for themselves is left
+// out: one that a user has written may restore it otherwise, which is no reason not to start.
+func (m *Machine) recordHash() uint64 { return m.hashWith(0) }
+
+func (m *Machine) hashWith(policies uint64) uint64 {
+	m.refresh()
+	h := m.entrySum + m.orderSum + m.objectSum + policies
 	m.scratch = m.head.appendTo(m.scratch[:0])
 	for _, c := range m.scratch {
 		h = h*0x100000001b3 + uint64(c)

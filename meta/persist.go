@@ -186,7 +186,7 @@ func (h *head) appendTo(b []byte) []byte {
 	return b
 }
 
-// appendHead writes the head record: the head, how many entries were evicted, and the state hash. Every member counts the
+// appendHead writes the head record: the head, how many entries were evicted, and the hash of all records. Every member counts the
 // same from the same log, and goes on from what it had counted, so that differences hold across restarts and changes of
 // the leader.
 func (m *Machine) appendHead(b []byte) []byte {
@@ -194,10 +194,10 @@ func (m *Machine) appendHead(b []byte) []byte {
 	for _, n := range m.stats.Evictions {
 		b = binary.AppendUvarint(b, n)
 	}
-	return appendU64(b, m.StateHash())
+	return appendU64(b, m.recordHash())
 }
 
-// decodeHead reads the head record, and returns the state hash that all records together must have.
+// decodeHead reads the head record, and returns the hash that all records together must have.
 func (m *Machine) decodeHead(d *decoder) (uint64, error) {
 	if err := m.head.decode(d); err != nil {
 		return 0, err
@@ -235,7 +235,7 @@ func (h *head) decode(d *decoder) error {
 // wraps ErrCorrupt.
 type IncompleteError struct {
 	Index      uint64 // that was applied last
-	Hash, Want uint64 // state hashes: of what was found, and of what was written
+	Hash, Want uint64 // of what was found, and of what was written
 }
 
 // Error implements error.
@@ -314,7 +314,7 @@ func Open(store Store) (*Machine, error) {
 	}
 	m.loading = false
 	m.sumEntries()
-	if got := m.StateHash(); !fresh && got != hash {
+	if got := m.recordHash(); !fresh && got != hash {
 		return nil, &IncompleteError{Index: m.head.applied, Hash: got, Want: hash}
 	}
 	if fresh {
