@@ -48,6 +48,7 @@ type keyRecord struct {
 	slot  meta.Slot
 	birth uint64
 	where meta.Location
+	since int64 // when the first member applied what made it
 }
 
 // place is a page of a device.
@@ -128,9 +129,9 @@ func (h *history) apply(index, sum uint64, data []byte) {
 		h.closed = h.state.Incarnation() == incarnation
 		return
 	}
-	before := map[string]bool{}
-	for key := range h.keys {
-		before[key] = true
+	before := map[string]int64{}
+	for key, r := range h.keys {
+		before[key] = r.since
 	}
 	h.scan(index)
 	h.proposed = s.proposedAt(index)
@@ -192,7 +193,10 @@ func (h *history) scan(index uint64) {
 			delete(h.keys, key)
 		}
 		if found {
-			r := keyRecord{slot: slot, birth: h.state.Birth(slot)}
+			r := keyRecord{slot: slot, birth: h.state.Birth(slot), since: h.s.now}
+			if had && old.birth == r.birth {
+				r.since = old.since
+			}
 			h.state.Location(slot, &r.where)
 			h.keys[key] = r
 			for _, p := range r.places() {

@@ -135,7 +135,7 @@ func (s *sim) compare(k seqKey, m *mutation, a answer, body []byte) {
 }
 
 // tally counts what a group did to keys by request, and finds out what the system itself removed.
-func (h *history) tally(before map[string]bool) {
+func (h *history) tally(before map[string]int64) {
 	s := h.s
 	made, gone := map[string]int{}, map[string]int{}
 	for i := range h.results.Spans {
@@ -174,8 +174,11 @@ func (h *history) tally(before map[string]bool) {
 	}
 	for _, key := range s.keys {
 		n := made[key] - gone[key]
-		if before[key] {
+		since, was := before[key]
+		if was {
 			n++
+		} else {
+			since = s.now
 		}
 		if _, is := h.keys[key]; is {
 			n--
@@ -184,7 +187,7 @@ func (h *history) tally(before map[string]bool) {
 			s.fail("durable", "%q is there, and nobody has registered it", key)
 		}
 		for range n {
-			h.s.linear.drop(key, h.proposed)
+			h.s.linear.drop(key, h.proposed, since)
 		}
 	}
 }

@@ -99,7 +99,7 @@ func (l *linear) straddles(op *operation) bool {
 	if k := op.Input.(input).kind; k == opPut || k == opDelete {
 		again := &operation{over: true, of: l}
 		again.ClientId, again.Call, again.Return = op.ClientId, op.Call, math.MaxInt64
-		again.Input, again.Output = op.Input, output{unknown: true}
+		again.Input, again.Output, again.tries = op.Input, output{unknown: true}, op.tries
 		l.ops = append(l.ops, again)
 	}
 	return true
@@ -141,10 +141,10 @@ func (l *linear) abandon(c *client) {
 }
 
 // drop is the removal of a key by a logged command that was no DELETE, proposed at one time and applied now. Under ttl
-// it is over when its time is, which is before: but what was over once does not come back.
-func (l *linear) drop(key string, proposed int64) {
+// it is over when its time is, which is before, though not before it was there: but what was over once does not come back.
+func (l *linear) drop(key string, proposed, since int64) {
 	if l.s.mix.policy == "ttl" {
-		proposed = 0
+		proposed = min(proposed, since)
 	}
 	op := &operation{over: true}
 	op.ClientId, op.Call, op.Return = 0, proposed, l.s.now

@@ -67,7 +67,7 @@ func TestOraclesFail(t *testing.T) {
 		"an entry that nobody registered": {
 			"durable",
 			func(s *sim) { s.log.keys[s.keys[0]] = keyRecord{}; s.log.tally(nil) },
-			func(s *sim) { s.log.keys[s.keys[0]] = keyRecord{}; s.log.tally(map[string]bool{s.keys[0]: true}) },
+			func(s *sim) { s.log.keys[s.keys[0]] = keyRecord{}; s.log.tally(map[string]int64{s.keys[0]: 0}) },
 		},
 		"a page is written under a lease": {
 			"lease",
@@ -277,7 +277,7 @@ func TestWhatIsOverDoesNotComeBack(t *testing.T) {
 		for _, found := range seen {
 			do(opExists, output{done: found})
 		}
-		l.drop("k", l.s.now)
+		l.drop("k", l.s.now, 0)
 		require.Equal(t, want, l.check(), "%v", seen)
 	}
 }
