@@ -8,7 +8,6 @@ import (
 
 	"larder/meta"
 	"larder/protocol"
-	"larder/raft"
 )
 
 // ClearScope says what Clear drops. Exactly one of All, Prefix and Context is set.
@@ -85,54 +84,13 @@ func clearedBy(c *meta.Clear) *cleared {
 	return told
 }
 
-// tellAnswering has a client's CLEAR told to those whom it concerns when it is answered.
-func (m *Master) tellAnswering(r *request, told *cleared) {
-	r.done = m.tellBefore(told, func(code protocol.Code, result []byte) {
-		r.done = nil // from here on it is like any other request
-		if result != nil {
-			m.deliver(r, result, m.now())
-			return
-		}
-		var box outbox
-		fault := m.faultOf(code)
-		m.fail(r, &fault, &box)
-		box.flush()
-	})
-}
-
-// faultOf is the whole error of a request that came to nothing, of which its code is left.
-func (m *Master) faultOf(code protocol.Code) protocol.Error {
-	switch code {
-	case protocol.CodeDiskFull:
-		return m.proposeFault(raft.ErrDiskFull)
-	case protocol.CodeBusy:
-		return m.proposeFault(raft.ErrBusy)
-	case protocol.CodeNotLeader:
-		return m.notLeader()
-	default:
-		return m.proposeFault(raft.ErrTransferring)
-	}
-}
-
-// tellBefore makes of done one that first tells of a CLEAR, if it was applied.
-func (m *Master) tellBefore(told *cleared, done func(protocol.Code, []byte)) func(protocol.Code, []byte) {
-	return func(code protocol.Code, result []byte) {
-		if code == protocol.CodeOK && result != nil {
-			m.pushCleared(told)
-		}
-		if done != nil {
-			done(code, result)
-		}
-	}
-}
-
 // maxUntold CLEARs of one tenant are told each by itself; if more come before the next Tick, they are told as one of
 // everything. So a client that does nothing but clear costs its fellows eight short pushes a Tick, and others nothing.
 const maxUntold = 8
 
-// pushCleared has the sessions that a CLEAR concerns told of it, by the next Tick. It is called by the goroutine that
-// applies, right after the log entry of the CLEAR. Nobody answers the push and it is never repeated: who misses it is
-// served nothing of what was cleared either.
+// pushCleared has the sessions that a CLEAR concerns told of it, by the next Tick. It is called when the CLEAR is
+// delivered: by the goroutine that applies, right after its log entry. Nobody answers the push and it is never repeated:
+// who misses it is served nothing of what was cleared either.
 func (m *Master) pushCleared(told *cleared) {
 	m.state.RLock()
 	told.push.Index = m.machine.Applied()
@@ -158,11 +116,13 @@ func (m *Master) tellCleared() {
 	m.mu.Lock()
 	untold := m.untold
 	m.untold = nil
-	var to []*session
-	if len(untold) > 0 && m.leading {
-		for _, s := range m.sessions {
-			to = append(to, s)
-		}
+	if len(untold) == 0 || !m.leading {
+		m.mu.Unlock()
+		return
+	}
+	to := make([]*session, 0, len(m.sessions))
+	for _, s := range m.sessions {
+		to = append(to, s)
 	}
 	sortBy(to, func(s *session) uint64 { return uint64(s.id) }) // so that a simulation repeats exactly
 	clients := make([]*Client, len(to))

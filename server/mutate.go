@@ -19,6 +19,7 @@ type request struct {
 	also      []waiter               // the same request again, over the same or another connection
 	done      func(code protocol.Code, result []byte)
 	handshake *handshake // for HANDSHAKE
+	told      *cleared   // for CLEAR: what is told once it is applied
 	arrived   int64
 	bytes     int // counted against the client
 
@@ -106,12 +107,9 @@ func (m *Master) mutate(c *Client, sc *scratch, h protocol.Header, payload, out 
 	if session == 0 {
 		mut = protocol.Mutation{}
 	}
-	r := &request{client: c, h: h, key: seqKey{session, mut.Seq}, acked: mut.Acked, arrived: now, bytes: len(payload)}
+	r := &request{client: c, h: h, key: seqKey{session, mut.Seq}, acked: mut.Acked, arrived: now, bytes: len(payload), told: told}
 	head := meta.Header{Session: session, Seq: mut.Seq, Acked: mut.Acked}
 	r.cmd = meta.AppendCommand(make([]byte, 0, len(payload)+64), head, cmd)
-	if told != nil {
-		m.tellAnswering(r, told)
-	}
 	return m.submit(r, out)
 }
 
@@ -295,10 +293,10 @@ func (m *Master) Do(cmd meta.Command, done func(code protocol.Code, result []byt
 
 // do is Do for a caller that holds mu.
 func (m *Master) do(cmd meta.Command, done func(code protocol.Code, result []byte)) error {
-	if c, ok := cmd.(*meta.Clear); ok {
-		done = m.tellBefore(clearedBy(c), done)
-	}
 	r := &request{cmd: meta.AppendCommand(nil, meta.Header{}, cmd), arrived: m.now(), done: done}
+	if c, ok := cmd.(*meta.Clear); ok {
+		r.told = clearedBy(c)
+	}
 	if fault := m.enqueue(r); fault != nil {
 		return fault
 	}

@@ -7,6 +7,9 @@ import (
 
 // deliver answers a request whose command has been applied, and everybody who asked the same.
 func (m *Master) deliver(r *request, result []byte, now int64) {
+	if r.told != nil && resultCode(result) == protocol.CodeOK {
+		m.pushCleared(r.told)
+	}
 	if r.done != nil {
 		r.done(resultCode(result), result)
 		return
