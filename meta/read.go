@@ -14,6 +14,9 @@ func (m *Machine) Tenant(name string) TenantID {
 	return TenantID{&tenant{name: name}}
 }
 
+// HasTenant reports whether a tenant has ever had a session.
+func (m *Machine) HasTenant(name string) bool { return m.tenants[name] != nil }
+
 // Reading reads a Machine at a log time: entries whose time is over by then are not served. Like the Machine's own
 // methods it must not be used beside Apply, and only by one goroutine.
 type Reading struct {

@@ -43,15 +43,10 @@ func Distant(local, remote string) bool {
 	return err != nil || from.Addr().Unmap() != to.Addr().Unmap() // a host may be reached by its own address
 }
 
-// EndFrameCompressed is EndFrame for a peer with FeatureCompression: a payload over CompressAbove is sent compressed
-// if that makes it smaller.
-func EndFrameCompressed(buf []byte, mark int) []byte {
-	return CompressFrames(EndFrame(buf, mark), mark)
-}
-
-// CompressFrames does what EndFrameCompressed does to frames that are complete: all of buf from the index from on must
-// be whole frames. It may be called without the locks under which they were made. Where none is large it costs a
-// comparison, and a look at the headers if all are more than CompressAbove together.
+// CompressFrames compresses frames for a peer with FeatureCompression: those whose payload is over CompressAbove, if that
+// makes them smaller. All of buf from the index from on must be whole frames. It may be called without the locks under
+// which they were made. Where none is large it costs a comparison, and a look at the headers if all are more than
+// CompressAbove together.
 func CompressFrames(buf []byte, from int) []byte {
 	if len(buf)-from <= CompressAbove+HeaderSize {
 		return buf

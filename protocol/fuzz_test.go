@@ -94,7 +94,7 @@ func FuzzReader(f *testing.F) {
 	f.Add(all, uint16(1))
 	f.Add(all[:len(all)-1], uint16(7))
 	buf, mark := BeginFrame(nil, TypeListKeys, 3)
-	f.Add(EndFrameCompressed(append(buf, make([]byte, 2*CompressAbove)...), mark), uint16(100))
+	f.Add(endCompressed(append(buf, make([]byte, 2*CompressAbove)...), mark), uint16(100))
 	f.Add(Header{Length: MaxPayload}.Append(nil), uint16(3))
 	f.Fuzz(func(t *testing.T, in []byte, piece uint16) {
 		r := NewReader(&pieces{b: in, n: int(piece) + 1})

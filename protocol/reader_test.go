@@ -14,6 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// endCompressed ends a frame and compresses it.
+func endCompressed(buf []byte, mark int) []byte { return CompressFrames(EndFrame(buf, mark), mark) }
+
 // stream returns n frames of random sizes up to limit, and their payloads.
 func stream(rnd *rand.Rand, n, limit int) (all []byte, payloads [][]byte) {
 	for i := range n {
@@ -24,7 +27,7 @@ func stream(rnd *rand.Rand, n, limit int) (all []byte, payloads [][]byte) {
 		buf, mark := BeginFrame(all, TypeLookup, uint32(i))
 		buf = append(buf, p...)
 		if i%3 == 0 {
-			all = EndFrameCompressed(buf, mark)
+			all = endCompressed(buf, mark)
 		} else {
 			all = EndFrame(buf, mark)
 		}
@@ -173,7 +176,7 @@ func TestLargestFrame(t *testing.T) {
 	require.Equal(t, uint32(MaxPayload), h.Length)
 	require.Len(t, p, MaxPayload)
 
-	for _, end := range []func([]byte, int) []byte{EndFrame, EndFrameCompressed} {
+	for _, end := range []func([]byte, int) []byte{EndFrame, endCompressed} {
 		buf, mark = BeginFrame([]byte("before"), TypeLookup|ReplyBit, 9)
 		buf = end(append(buf, make([]byte, MaxPayload+1)...), mark)
 		h, p, err = NewReader(bytes.NewReader(buf[len("before"):])).Next()
@@ -203,7 +206,7 @@ func TestCompression(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			buf, mark := BeginFrame(nil, TypeListKeys, 3)
-			buf = EndFrameCompressed(append(buf, c.payload...), mark)
+			buf = endCompressed(append(buf, c.payload...), mark)
 			require.Equal(t, c.smaller, len(buf) < HeaderSize+len(c.payload))
 			h, err := ParseHeader(buf)
 			require.NoError(t, err)

@@ -534,7 +534,7 @@ func TestCompressedRequestsAreReadWhateverWasAgreed(t *testing.T) {
 		req.Keys = append(req.Keys, []byte("a key of a block "+strconv.Itoa(i)))
 	}
 	b, mark := protocol.BeginFrame(nil, protocol.TypeBatchLookup, 77)
-	b = protocol.EndFrameCompressed(req.AppendAs(b, protocol.TypeBatchLookup), mark)
+	b = protocol.CompressFrames(protocol.EndFrame(req.AppendAs(b, protocol.TypeBatchLookup), mark), mark)
 	require.NotZero(t, b[4]&protocol.FlagCompressed)
 	_, err := w.c.Write(b)
 	require.NoError(t, err)

@@ -414,12 +414,7 @@ func (s *Server) hasTenant(name string) bool {
 	m := s.master
 	m.state.RLock()
 	defer m.state.RUnlock()
-	for _, t := range m.machine.Stats().Tenants {
-		if t.Name == name {
-			return true
-		}
-	}
-	return false
+	return m.machine.HasTenant(name)
 }
 
 // openFor opens a session in a tenant: it is by their session that commands say which tenant's keys they mean.
