@@ -74,6 +74,7 @@ func FuzzParseStat(f *testing.F) {
 	require.NoError(f, err)
 	f.Add(string(b))
 	f.Add("1 (a) b) R 1 1 1 0 -1 4194560 1 0 0 0 1 1 0 0 20 0 1 0 77 1 1")
+	f.Add("1 (a) \x00 1 1 1 0 -1 4194560 1 0 0 0 1 1 0 0 20 0 1 0 77 1 1")
 	f.Add(")")
 	f.Add("")
 	f.Fuzz(func(t *testing.T, line string) {
@@ -82,7 +83,7 @@ func FuzzParseStat(f *testing.F) {
 			require.Zero(t, start)
 			require.Zero(t, state)
 		} else {
-			require.NotZero(t, state)
+			require.True(t, letter(state))
 		}
 	})
 }

@@ -78,7 +78,7 @@ func parseStat(line string) (start uint64, state byte, err error) {
 	const startField = 19 // field 22 of proc(5), counted from the state, which is field 3
 	i := strings.LastIndexByte(line, ')')
 	fields := strings.Fields(line[i+1:])
-	if i < 0 || len(fields) <= startField || len(fields[0]) != 1 {
+	if i < 0 || len(fields) <= startField || len(fields[0]) != 1 || !letter(fields[0][0]) {
 		return 0, 0, fmt.Errorf("cxl: unreadable process state %.80q", line)
 	}
 	start, err = strconv.ParseUint(fields[startField], 10, 64)
@@ -87,6 +87,8 @@ func parseStat(line string) (start uint64, state byte, err error) {
 	}
 	return start, fields[0][0], nil
 }
+
+func letter(c byte) bool { return 'a' <= c|0x20 && c|0x20 <= 'z' }
 
 // ProcessDead reports whether the process that had this pid and start time can no longer store to memory: no process
 // has the pid, another has, or it is a zombie. It is false when in doubt. The pid must be of this process's own pid
