@@ -126,6 +126,7 @@ type Core struct {
 	removed     bool
 	witnessDue  bool
 	confWaiters map[uint64]confWaiter
+	settling    []func(error) // of changes that are in force, see settle
 	spools      map[uint64]*spool // received, not yet seen in a Ready
 	ticks       uint64
 	heard       map[uint64]uint64 // member -> the tick at which it was last heard of
@@ -144,8 +145,9 @@ type applySide struct {
 }
 
 type confWaiter struct {
-	term uint64
-	done func(error)
+	term    uint64
+	done    func(error)
+	settles bool // it waits for the entry behind a change, see settle
 }
 
 // NewCore starts a member on its store. A sole voter elects itself with the first
@@ -268,6 +270,7 @@ func (c *Core) Tick() {
 	c.witnessDue = true
 	_ = c.guard(func() error { // a failure is kept and returned by Process
 		c.rn.Tick()
+		c.settle()
 		if c.turnToCampaign() {
 			return c.rn.Campaign()
 		}

@@ -64,6 +64,7 @@ func (c *Core) begin() (r *round, err error) {
 				return err
 			}
 		}
+		c.settle()
 		return c.takeSnapshot(&rd, r)
 	})
 	return r, err
@@ -262,18 +263,47 @@ func (c *Core) applyConf(e *pb.Entry) error {
 	case pb.EntryConfChangeV2:
 		return fmt.Errorf("raft: entry %d is a joint membership change, which this release never proposes", index)
 	case pb.EntryNormal:
-		if !waiting {
-			return nil
+		if waiting && !w.settles {
+			refused = ErrConfChangePending // raft put an empty entry in its place
 		}
-		refused = ErrConfChangePending // raft put an empty entry in its place
 	}
-	if waiting {
-		if e.GetTerm() != w.term {
-			refused = &NotLeaderError{Leader: c.soft.Lead}
-		}
+	switch {
+	case !waiting:
+	case e.GetTerm() != w.term:
+		w.done(&NotLeaderError{Leader: c.soft.Lead})
+	case refused != nil || w.settles:
 		w.done(refused)
+	default:
+		c.settling = append(c.settling, w.done)
 	}
 	return nil
+}
+
+// settle lets an empty entry follow the membership changes that have come into force, and says that they are done when
+// that is committed. A change is in force where it is known to be committed, at first on the leader alone: without the
+// leader's disk, the voters that are left would still count the old majority, and might wait for ever for one who has
+// been removed, or for a vote of one who does not know that it has one. A voter of the new majority that has the entry
+// learned with it that the change is committed.
+func (c *Core) settle() {
+	if len(c.settling) == 0 {
+		return
+	}
+	index, term, err := c.Propose(nil)
+	if not := new(NotLeaderError); err != nil && !errors.As(err, &not) {
+		return // busy, full or about to hand over: again with the next tick
+	}
+	dones := c.settling
+	c.settling = nil
+	done := func(err error) {
+		for _, d := range dones {
+			d(err)
+		}
+	}
+	if err != nil {
+		done(err)
+		return
+	}
+	c.confWaiters[index] = confWaiter{term: term, done: done, settles: true}
 }
 
 func (c *Core) changeConf(e *pb.Entry) (refused, err error) {
@@ -346,8 +376,10 @@ func decodeConfChange(data []byte) (*pb.ConfChange, *confChange, error) {
 }
 
 // ProposeConfChange proposes to add, promote (AddNode of a learner), update or
-// remove a member. Done is called once, from Process, when the entry is applied
-// or has lost its place; never if the member stops leading and never learns.
+// remove a member. Done is called once, from Process or Tick, when a majority
+// knows that the change is in force or the entry has lost its place; never if the
+// member stops leading and never learns. Asking again for what is in force already
+// waits for the majority.
 func (c *Core) ProposeConfChange(typ pb.ConfChangeType, m Member, done func(error)) (index, term uint64, err error) {
 	if err := m.validate(); err != nil {
 		return 0, 0, err
@@ -355,7 +387,13 @@ func (c *Core) ProposeConfChange(typ pb.ConfChangeType, m Member, done func(erro
 	if err := c.mayPropose(); err != nil {
 		return 0, 0, err
 	}
-	if err := c.admissible(c.log.confs.newest(), typ, m); err != nil {
+	cur := c.log.confs.newest()
+	if typ == pb.ConfChangeRemoveNode && cur.removed(m.ID) && done != nil {
+		c.settling = append(c.settling, done)
+		c.settle()
+		return cur.Index, c.leadTerm, nil
+	}
+	if err := c.admissible(cur, typ, m); err != nil {
 		return 0, 0, err
 	}
 	ctx, err := json.Marshal(confChange{Member: m})

@@ -320,6 +320,72 @@ func TestMembershipChanges(t *testing.T) {
 	s.agree()
 }
 
+// A change that is said to be done survives the loss of the only member that carried it out so far.
+func TestAChangeIsDoneWhenTheLeaderCanBeLost(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		voters []uint64
+		typ    pb.ConfChangeType
+	}{
+		{"promote", []uint64{1, 2}, pb.ConfChangeAddNode},
+		{"remove", []uint64{1, 2, 3, 4}, pb.ConfChangeRemoveNode},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newSim(t, c.voters...)
+			lead := s.leader()
+			other := Member{ID: 1 + lead.id%2}
+			if c.typ == pb.ConfChangeAddNode {
+				s.join(9)
+				other = Member{ID: 9, Addr: "node9:1"}
+				_, _, err := lead.core.ProposeConfChange(pb.ConfChangeAddLearnerNode, other, nil)
+				require.NoError(t, err)
+				s.agree()
+			}
+			done := false
+			_, _, err := lead.core.ProposeConfChange(c.typ, other, func(err error) {
+				require.NoError(t, err)
+				done = true
+			})
+			require.NoError(t, err)
+			for range 20 {
+				if s.process(); done {
+					break
+				}
+				s.deliver()
+			}
+			require.True(t, done)
+			s.drop = 1 // what it said last is lost with it
+			s.deliver()
+			s.drop = 0
+			gone := []*simNode{lead}
+			if c.typ == pb.ConfChangeRemoveNode {
+				gone = append(gone, s.nodes[other.ID])
+			}
+			for _, n := range gone {
+				require.NoError(t, n.store.Close())
+				delete(s.nodes, n.id)
+			}
+			require.NotEqual(t, lead.id, s.leader().id)
+			require.NoError(t, s.put("k", "v"))
+			s.agree()
+		})
+	}
+}
+
+func TestRemovingTwiceIsNoError(t *testing.T) {
+	s := newSim(t, 1, 2, 3)
+	lead := s.leader()
+	gone := Member{ID: 1 + lead.id%3}
+	for range 2 {
+		result := errors.New("no result")
+		_, _, err := lead.core.ProposeConfChange(pb.ConfChangeRemoveNode, gone, func(err error) { result = err })
+		require.NoError(t, err)
+		s.settle()
+		require.NoError(t, result)
+	}
+	require.Len(t, lead.core.Status().Members, 2)
+}
+
 func TestTransferLeadership(t *testing.T) {
 	s := newSim(t, 1, 2, 3)
 	lead := s.leader()

@@ -25,7 +25,7 @@ func (n *Node) membersChanged(m []Member, user func([]Member)) {
 	}
 }
 
-// changeConf proposes a membership change and waits until it is applied here.
+// changeConf proposes a membership change and waits until a majority knows that it is in force.
 func (n *Node) changeConf(ctx context.Context, typ pb.ConfChangeType, m Member) error {
 	done := make(chan error, 1)
 	n.mu.Lock()
@@ -138,10 +138,12 @@ func (n *Node) UpdateMember(ctx context.Context, m Member) error {
 
 // Remove removes a member for ever; it stops with ErrRemoved when it hears of it.
 // ErrQuorumLoss if the voters that remain and are alive would be no quorum. A
-// leader that is to go first hands over.
+// leader that is to go first hands over. Removing one that is removed is no error.
 func (n *Node) Remove(ctx context.Context, id uint64) error {
 	m, ok := n.member(id)
-	if !ok {
+	if !ok && n.core.log.confs.newest().removed(id) {
+		m.ID = id // again, since the first answer was lost
+	} else if !ok {
 		return ErrUnknownMember
 	}
 	if id == n.core.cfg.ID && n.leads.Load() && !m.Learner {

@@ -675,11 +675,6 @@ func (o *operator) conf(p *proc, typ pb.ConfChangeType, id uint64) {
 			p.sleep(200 * ms)
 			continue
 		}
-		for _, x := range l.core.Status().Members {
-			if x.ID == id && typ == pb.ConfChangeAddNode && !x.Learner {
-				return
-			}
-		}
 		if l.id == id { // a leader that is to go hands over first
 			for _, other := range s.sorted() {
 				if other != l && other.running() {
@@ -716,7 +711,7 @@ func (o *operator) settled(typ pb.ConfChangeType, err error) bool {
 	switch {
 	case err == nil:
 		return false
-	case typ == pb.ConfChangeRemoveNode:
+	case typ == pb.ConfChangeRemoveNode: // it is of a cluster before a restore
 		return bytes.Contains([]byte(err.Error()), []byte(raft.ErrUnknownMember.Error()))
 	case typ == pb.ConfChangeAddLearnerNode:
 		return bytes.Contains([]byte(err.Error()), []byte(raft.ErrIDReused.Error()))
