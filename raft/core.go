@@ -126,7 +126,7 @@ type Core struct {
 	removed     bool
 	witnessDue  bool
 	confWaiters map[uint64]confWaiter
-	settling    []func(error) // of changes that are in force, see settle
+	settling    []func(error)     // of changes that are in force, see settle
 	spools      map[uint64]*spool // received, not yet seen in a Ready
 	ticks       uint64
 	heard       map[uint64]uint64 // member -> the tick at which it was last heard of
