@@ -170,17 +170,21 @@ func (quiet) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args
 // registerOne measures REGISTERs of one entry each.
 func (b *bench) registerOne(writers []*session) error {
 	var server, alone []beside
+	var bound []float64 // of the processors
 	var o *outcome
 	each := b.Time / registerPasses
 	for pass := range uint64(registerPasses) {
 		var bare [2][2]float64 // before and after, with sockets and without
 		for i := range bare {
 			if i == 1 {
+				used := processorTime()
 				entries, one, err := b.load(writers, inFlight/connections, 1, pass<<36, (pass+1)<<36, each)
 				if err != nil {
 					return err
 				}
+				used = processorTime() - used
 				rate := float64(entries) / one.elapsed.Seconds()
+				bound = append(bound, float64(entries)/used.Seconds()*float64(runtime.GOMAXPROCS(0)))
 				server, alone, o = append(server, beside{value: rate}), append(alone, beside{value: rate}), one
 			}
 			var err error
@@ -193,11 +197,15 @@ func (b *bench) registerOne(writers []*session) error {
 		}
 		server[pass].bound, alone[pass].bound = (bare[0][0]+bare[1][0])/2, (bare[0][1]+bare[1][1])/2
 	}
+	slices.Sort(bound)
+	busy := bound[len(bound)/2]
 	typical := middle(server)
-	b.atLeast(Row{
+	row := Row{
 		Name: "REGISTER, durable, 64 in flight", Value: typical.value, Unit: "entries/s", Bound: typical.bound,
-		Of: "a bare server with group commit, just before and after", Note: latencyNote(o),
-	}, 0.8)
+		Of:   "a bare server with group commit, just before and after",
+		Note: fmt.Sprintf("%s; all processors would do %.0f/s if they waited for no disk", latencyNote(o), busy),
+	}
+	b.aim(row, "ratio >= 0.80, or of the processors' bound", row.Value >= 0.8*min(row.Bound, busy))
 	typical = middle(alone)
 	b.add(Row{
 		Name: "the same, against callers without sockets", Value: typical.value, Unit: "entries/s", Bound: typical.bound,
