@@ -109,7 +109,7 @@ func FuzzReply(f *testing.F) {
 		n++
 		c, err := Open(t.Context(), Config{
 			Addrs: fk.addrs(), Instance: fmt.Sprint("fuzz-", n), PageSize: 4096, RegionSize: 16 * 4096,
-			CallTimeout: 20 * time.Millisecond, Timeout: 50 * time.Millisecond,
+			CallTimeout: 20 * time.Millisecond, Timeout: 10 * time.Second, // the calls below have less
 		})
 		require.NoError(t, err)
 		l := &lie{types[int(which)%len(types)], payload}
