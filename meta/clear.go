@@ -7,9 +7,9 @@ import (
 	"larder/protocol"
 )
 
-// clearMark kills the entries of a tenant whose keys have a prefix and that were born up to a point.
+// clearMark kills the entries that were born up to a point, in contexts that match, with keys that have a prefix.
 type clearMark struct {
-	tenant string // "" = of all tenants
+	want   Context // empty fields match everything
 	prefix []byte
 	born   uint64
 }
@@ -19,15 +19,14 @@ type clearMark struct {
 func (m *Machine) alive(x *entry) bool {
 	r := m.regionOf(x)
 	return r.generation == r.device.Generation && r.state <= RegionDeparted &&
-		x.birth > m.head.clearedAll && x.birth > m.contextOf(x).cleared &&
+		x.birth > m.head.clearedAll &&
 		(x.expires == 0 || x.expires > m.head.now) && (len(m.head.marks) == 0 || !m.marked(x))
 }
 
 func (m *Machine) marked(x *entry) bool {
 	for i := range m.head.marks {
 		c := &m.head.marks[i]
-		if x.birth <= c.born && (c.tenant == "" || m.contextOf(x).tenant.name == c.tenant) &&
-			bytes.HasPrefix(m.table.key(x), c.prefix) {
+		if x.birth <= c.born && c.want.matches(&m.contextOf(x).Context) && bytes.HasPrefix(m.table.key(x), c.prefix) {
 			return true
 		}
 	}
@@ -52,59 +51,55 @@ func (m *Machine) whyDead(x *entry) Reason {
 // applyClear marks what it names as dead; sweeps remove it. Its cost does not depend on how much that is.
 func (m *Machine) applyClear(s *session, c *Clear, out *Results) {
 	// Without a session it is an operator's, and reaches all tenants where it names none.
-	tenantName := ""
-	if s != nil {
-		tenantName = s.tenant.name
+	want := Context{}
+	if c.Context != nil && !c.All {
+		want = *c.Context
 	}
+	if s != nil {
+		want.Tenant = s.tenant.name
+	}
+	code := protocol.Code(0)
 	switch {
 	case c.All && s == nil:
 		m.head.clearedAll = m.head.births
-	case c.All:
-		m.clearContexts(&Context{Tenant: tenantName})
-	case c.validPrefix():
-		if s == nil && c.Context != nil {
-			tenantName = c.Context.Tenant
-		}
-		if m.table.count == 0 { // no sweep would come to remove the mark
-			out.code(0)
-			return
-		}
-		if len(m.head.marks) >= MaxClearMarks {
-			out.fail(protocol.CodeBusy)
-			return
-		}
-		m.head.marks = append(m.head.marks, clearMark{tenantName, clone(c.Prefix), m.head.births})
-	case c.Context != nil && len(c.Prefix) == 0:
-		want := *c.Context
-		if s != nil {
-			want.Tenant = tenantName
-		}
-		m.clearContexts(&want)
+	case c.All, c.validPrefix(), c.Context != nil && len(c.Prefix) == 0:
+		code = m.mark(clearMark{want, c.Prefix, m.head.births})
 	default:
-		out.fail(protocol.CodeBadRequest)
+		code = protocol.CodeBadRequest
+	}
+	if code != 0 {
+		out.fail(code)
 		return
 	}
 	m.startSweep()
 	out.code(0)
 }
 
-// validPrefix reports whether the command is by prefix, and can be carried out: a mark knows tenants, but no models and
-// the like, and to clear more than was asked for would be worse than to refuse.
+// mark adds a mark, or moves the one that says the same.
+func (m *Machine) mark(c clearMark) protocol.Code {
+	marks := m.head.marks
+	i := slices.IndexFunc(marks, func(o clearMark) bool { return o.want == c.want && bytes.Equal(o.prefix, c.prefix) })
+	switch {
+	case m.table.count == 0: // no sweep would come to remove the mark
+	case i >= 0:
+		marks[i].born = c.born
+	case len(marks) >= MaxClearMarks:
+		return protocol.CodeBusy
+	default:
+		c.prefix = clone(c.prefix)
+		m.head.marks = append(marks, c)
+	}
+	return 0
+}
+
+// validPrefix reports whether the command is by prefix, of all that a tenant has: those who are told of a CLEAR are told
+// a prefix or a context.
 func (c *Clear) validPrefix() bool {
 	return len(c.Prefix) > 0 && len(c.Prefix) <= protocol.MaxKeyBytes &&
 		(c.Context == nil || *c.Context == Context{Tenant: c.Context.Tenant} && len(c.Context.Tenant) <= protocol.MaxNameBytes)
 }
 
-// clearContexts kills what lies in the contexts that match want, whose empty fields match everything.
-func (m *Machine) clearContexts(want *Context) {
-	for _, c := range m.sortedContexts() {
-		if want.matches(&c.Context) {
-			c.cleared = m.head.births
-			m.changed(c)
-		}
-	}
-}
-
+// matches reports whether x has all that c names.
 func (c *Context) matches(x *Context) bool {
 	return (c.Tenant == "" || c.Tenant == x.Tenant) && (c.Model == "" || c.Model == x.Model) &&
 		(c.LoRA == "" || c.LoRA == x.LoRA) && (c.Salt == "" || c.Salt == x.Salt) &&

@@ -1,6 +1,7 @@
 package meta
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -90,4 +91,34 @@ func TestClearByPrefixTakesNoMoreThanATenant(t *testing.T) {
 		require.Equal(t, protocol.CodeBadRequest, code)
 		require.True(t, holds("one", "p/1"))
 	}
+}
+
+// TestClearsOfOneThingAreOneMark: there is room for so many CLEARs of different things until a sweep has carried them
+// out, and for any number of the same, each of which reaches what came before it.
+func TestClearsOfOneThingAreOneMark(t *testing.T) {
+	p, holds := twoTenants(t)
+	for range 2 * MaxClearMarks {
+		code, _ := p.do(1, &Clear{All: true})
+		require.Zero(t, code)
+	}
+	require.False(t, holds("one", "p/1"))
+	require.True(t, holds("two", "p/1"))
+	require.Len(t, p.m.head.marks, 1)
+	for i := range MaxClearMarks - 1 {
+		code, _ := p.apply(Header{}, &Clear{Context: &Context{Model: fmt.Sprint("m", i)}})
+		require.Zero(t, code)
+	}
+	code, _ := p.apply(Header{}, &Clear{Context: &Context{Model: "one more"}})
+	require.Equal(t, protocol.CodeBusy, code)
+	code, _ = p.apply(Header{}, &Clear{Context: &Context{Model: "m0"}})
+	require.Zero(t, code)
+	p.m = p.rebuilt()
+	require.Len(t, p.m.head.marks, MaxClearMarks)
+	for p.m.SweepPending() > 0 {
+		p.apply(Header{}, &Sweep{Limit: 100})
+	}
+	require.Empty(t, p.m.head.marks)
+	require.True(t, holds("two", "p/1"))
+	code, _ = p.apply(Header{}, &Clear{Context: &Context{Model: "one more"}})
+	require.Zero(t, code)
 }

@@ -41,7 +41,11 @@ const (
 )
 
 // stateFormat is the first byte of the head record, raised when the layout of records changes.
-const stateFormat = 2
+const stateFormat = 3
+
+// minMark is the least that a mark of a CLEAR takes in the head record: four names, a block size, a seed, a prefix and a
+// birth.
+const minMark = 4 + 1 + 8 + 1 + 1
 
 // dirtySlots are the entries whose records, or whose places in their policy, have changed since the last flush.
 type dirtySlots struct {
@@ -181,7 +185,7 @@ func (h *head) appendTo(b []byte) []byte {
 		b = binary.AppendUvarint(b, v)
 	}
 	for _, c := range h.marks {
-		b = binary.AppendUvarint(appendBytes(appendBytes(b, c.tenant), c.prefix), c.born)
+		b = binary.AppendUvarint(appendBytes(c.want.appendTo(b), c.prefix), c.born)
 	}
 	return b
 }
@@ -222,8 +226,11 @@ func (h *head) decode(d *decoder) error {
 	h.nextDevice, h.nextContext = DeviceID(d.u32()), ContextID(d.u32())
 	h.nextPin, h.incarnation, h.clearedAll, h.sweepLeft = d.uvarint(), d.uvarint(), d.uvarint(), d.uvarint()
 	h.sweepAt, h.slots = d.uvarint(), d.u32()
-	for n := d.count(3); n > 0; n-- {
-		h.marks = append(h.marks, clearMark{d.string(), clone(d.bytes()), d.uvarint()})
+	for n := d.count(minMark); n > 0; n-- {
+		var c clearMark
+		c.want.decode(d)
+		c.prefix, c.born = clone(d.bytes()), d.uvarint()
+		h.marks = append(h.marks, c)
 	}
 	if uint64(h.slots) > h.births {
 		d.fail() // a slot is taken by a birth: memory for them all is got before they are seen

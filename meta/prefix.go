@@ -16,8 +16,7 @@ const DefaultTenant = "default"
 type contextRecord struct {
 	object
 	Context
-	id      ContextID
-	cleared uint64 // entries born up to here are dead
+	id ContextID
 
 	// Not in the record.
 	tenant *tenant
@@ -249,11 +248,10 @@ func (c *contextRecord) appendKey(b []byte) []byte {
 }
 
 func (c *contextRecord) appendValue(b []byte) []byte {
-	return binary.AppendUvarint(c.appendTo(b), c.cleared)
+	return c.appendTo(b)
 }
 
 func (c *contextRecord) load(key, value *decoder) {
 	c.id = ContextID(key.be32())
 	c.decode(value)
-	c.cleared = value.uvarint()
 }

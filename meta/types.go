@@ -34,9 +34,9 @@ const (
 	MaxRegionPages = 1 << 24
 	// MaxDevices bounds devices.
 	MaxDevices = 4096
-	// MaxContexts bounds interned contexts, since CLEAR walks them.
+	// MaxContexts bounds interned contexts, which are kept in memory.
 	MaxContexts = 65536
-	// MaxClearMarks bounds the CLEARs by key prefix in progress, since every lookup compares them.
+	// MaxClearMarks bounds the CLEARs in progress, since every lookup compares them: of a prefix, a context or a tenant.
 	MaxClearMarks = 64
 	// MaxSessionPins bounds a session's own pins, since they are undone in one command when it ends.
 	MaxSessionPins = 4096

@@ -101,34 +101,59 @@ func (w *world) setSettings(c *meta.SetSettings, raw []byte) (result, error) {
 // clear kills what a CLEAR names: sweeps remove it.
 func (w *world) clear(s *session, c *meta.Clear) result {
 	kills := func(*entry) bool { return true }
+	var code protocol.Code
 	switch {
 	case c.All:
 		if s != nil {
 			kills = func(e *entry) bool { return e.ctx.Tenant == s.tenant }
+			code = w.clearing(meta.Context{Tenant: s.tenant}, nil)
 		}
 	case len(c.Prefix) > protocol.MaxKeyBytes, len(c.Prefix) > 0 && !tenantAlone(c.Context):
 		return refused(protocol.CodeBadRequest)
 	case len(c.Prefix) > 0:
-		if len(w.held()) == 0 {
-			return result{}
+		want := meta.Context{}
+		if c.Context != nil {
+			want.Tenant = c.Context.Tenant
 		}
-		if w.marks >= meta.MaxClearMarks {
-			return refused(protocol.CodeBusy)
-		}
-		w.marks++
+		code = w.clearing(ofTenant(want, s), c.Prefix)
 		kills = func(e *entry) bool { return e.hasPrefix(c.Prefix) && reaches(s, c.Context, e.ctx.Tenant) }
 	case c.Context != nil:
+		code = w.clearing(ofTenant(*c.Context, s), nil)
 		kills = func(e *entry) bool {
 			return (s == nil || e.ctx.Tenant == s.tenant) && e.ctx.matches(c.Context, s != nil)
 		}
 	default:
 		return refused(protocol.CodeBadRequest)
 	}
+	if code != 0 {
+		return refused(code)
+	}
 	for _, e := range w.held() {
 		e.cleared = e.cleared || kills(e)
 	}
 	w.startSweep()
 	return result{}
+}
+
+// clearing notes a CLEAR that a sweep has to carry out. There are so many at a time, of which none says the same as another.
+func (w *world) clearing(want meta.Context, prefix []byte) protocol.Code {
+	key := fmt.Sprintf("%+v %x", want, prefix)
+	switch {
+	case len(w.held()) == 0:
+		return 0
+	case !w.marks[key] && len(w.marks) >= meta.MaxClearMarks:
+		return protocol.CodeBusy
+	}
+	w.marks[key] = true
+	return 0
+}
+
+// ofTenant is what a command of a session names: its own tenant, whatever it says.
+func ofTenant(want meta.Context, s *session) meta.Context {
+	if s != nil {
+		want.Tenant = s.tenant
+	}
+	return want
 }
 
 // tenantAlone reports whether a context names nothing but perhaps a tenant, which is all that goes with a prefix.
@@ -207,7 +232,7 @@ func (w *world) sweep(c *meta.Sweep, raw []byte) result {
 		w.emptied(e.region)
 	}
 	if w.sweepLeft == 0 {
-		w.marks = 0
+		clear(w.marks)
 	}
 	return result{value: meta.CountResult{Count: dropped, Left: w.sweepLeft + w.seenMoving(raw)}}
 }

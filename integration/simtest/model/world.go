@@ -30,7 +30,7 @@ type world struct {
 	lastRegion                   meta.RegionID
 	lastDevice                   meta.DeviceID
 
-	marks     int // CLEARs by prefix in progress
+	marks     map[string]bool // CLEARs in progress
 	sweepLeft uint64
 	sweepAt   uint64
 	change    policyChange
@@ -120,7 +120,7 @@ type device struct {
 func newWorld() *world {
 	w := &world{
 		settings: meta.DefaultSettings(), sessions: map[meta.SessionID]*session{},
-		regions: map[meta.RegionID]*region{}, devices: map[meta.DeviceID]*device{}, ordered: true,
+		regions: map[meta.RegionID]*region{}, devices: map[meta.DeviceID]*device{}, marks: map[string]bool{}, ordered: true,
 	}
 	w.addTenant(meta.DefaultTenant)
 	return w
@@ -130,7 +130,7 @@ func newWorld() *world {
 func (w *world) clone() *world {
 	c := *w
 	c.effects, c.dropped = nil, nil
-	c.tenants = slices.Clone(w.tenants)
+	c.tenants, c.marks = slices.Clone(w.tenants), maps.Clone(w.marks)
 	contexts, sessions := map[*context]*context{}, map[*session]*session{}
 	regions, devices := map[*region]*region{}, map[*device]*device{}
 	c.contexts = nil
