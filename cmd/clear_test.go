@@ -52,6 +52,7 @@ func TestClearOfABinaryPrefix(t *testing.T) {
 		return keys
 	}
 	require.Contains(t, c.ctl(t, exitUsage, "clear", "--prefix", "\xff"), "--hex")
+	require.Contains(t, c.ctl(t, exitUsage, "clear", "--model", "\xff"), "not UTF-8")
 	require.Contains(t, c.ctl(t, exitUsage, "clear", "--hex", "--prefix", "p/"), "not hexadecimal")
 	require.Contains(t, c.ctl(t, exitUsage, "clear", "--hex", "--all"), "--hex goes with --prefix")
 	require.ElementsMatch(t, []string{"ff00", "efbfbd00"}, left())

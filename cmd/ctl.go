@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"larder/server"
 )
@@ -334,10 +333,6 @@ type keyFlags struct {
 // bytes reads a key of the command line.
 func (f *keyFlags) bytes(key string) ([]byte, error) {
 	if !f.Hex {
-		// The command line's parser puts U+FFFD in place of what is not UTF-8, and so would mean another key.
-		if strings.ContainsRune(key, utf8.RuneError) {
-			return nil, usageError(fmt.Errorf("key %q is not text: give it as hexadecimal bytes, with --hex", key))
-		}
 		return []byte(key), nil
 	}
 	b, err := hex.DecodeString(key)

@@ -8,8 +8,10 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
+	"unicode/utf8"
 
 	"github.com/alecthomas/kong"
 )
@@ -81,6 +83,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	if len(args) == 0 {
 		args = []string{"--help"}
+	}
+	// The parser, and JSON after it, would put U+FFFD in place of what is not UTF-8, and so would mean something else.
+	if i := slices.IndexFunc(args, func(arg string) bool { return !utf8.ValidString(arg) }); i >= 0 {
+		return report(stderr, usageError(fmt.Errorf("argument %q is not UTF-8 text: give such a key as hexadecimal bytes, with --hex", args[i])))
 	}
 	parsed, err := parser.Parse(args)
 	if exited >= 0 {

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/valyala/fasthttp"
 
@@ -253,6 +254,9 @@ func (r *adminCall) decode(v any) error {
 	body := r.PostBody()
 	if len(bytes.TrimSpace(body)) == 0 {
 		return nil
+	}
+	if !utf8.Valid(body) { // the decoder would put U+FFFD in its place, and so mean another name
+		return badRequest("the body is not UTF-8: give keys that are not text in the fields whose names end in _hex")
 	}
 	d := json.NewDecoder(bytes.NewReader(body))
 	d.DisallowUnknownFields()

@@ -146,6 +146,7 @@ func TestAdminRefuses(t *testing.T) {
 		{"method", "DELETE", "/keys", "", 405, "use GET or HEAD"},
 		{"get of a change", "GET", "/clear", "", 405, "use POST"},
 		{"not JSON", "POST", "/policy", "policy=lru", 400, "not what is expected"},
+		{"not UTF-8", "POST", "/clear", "{\"context\":{\"model\":\"\xff\"}}", 400, "not UTF-8"},
 		{"unknown field", "POST", "/policy", `{"polcy":"lru"}`, 400, "polcy"},
 		{"two values", "POST", "/policy", `{} {}`, 400, "more than one value"},
 		{"unknown policy", "POST", "/policy", `{"policy":"mru"}`, 400, "choose one of"},
