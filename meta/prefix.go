@@ -70,7 +70,7 @@ func (m *Machine) contextFor(s *session, c *protocol.Context) *contextRecord {
 	if c == nil || *c == (protocol.Context{}) {
 		return m.contexts[t.base]
 	}
-	full := Context{Tenant: t.name, Model: c.Model, LoRA: c.LoRA, Salt: c.Salt, BlockSize: c.BlockSize, Seed: c.Seed}
+	full := ContextOf(t.name, c)
 	if id, ok := m.contextIDs[full]; ok {
 		return m.contexts[id]
 	}

@@ -102,6 +102,11 @@ type Context struct {
 	Seed      uint64
 }
 
+// ContextOf is a context of the wire, which names no tenant, as one of a tenant.
+func ContextOf(tenant string, c *protocol.Context) Context {
+	return Context{Tenant: tenant, Model: c.Model, LoRA: c.LoRA, Salt: c.Salt, BlockSize: c.BlockSize, Seed: c.Seed}
+}
+
 // Settings are the replicated settings. A zero pool takes DefaultSettings; SetSettings changes them for everybody.
 type Settings struct {
 	Version               uint32 // cluster version: gates commands and formats

@@ -47,9 +47,7 @@ func clearCommand(req *protocol.ClearRequest, tenant string) (*meta.Clear, *clea
 	}
 	cmd := &meta.Clear{All: req.All || req.Tenant != "", Prefix: req.Prefix}
 	if x := req.Context; x != nil {
-		cmd.Context = &meta.Context{
-			Tenant: tenant, Model: x.Model, LoRA: x.LoRA, Salt: x.Salt, BlockSize: x.BlockSize, Seed: x.Seed,
-		}
+		cmd.Context = new(meta.ContextOf(tenant, x))
 	}
 	told := clearedBy(cmd)
 	told.tenant = cmp.Or(tenant, meta.DefaultTenant)

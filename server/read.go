@@ -407,10 +407,7 @@ func (m *Master) prefixMatch(
 	if req.Members > meta.MaxGroupMembers {
 		return m.refuse(out, h, &protocol.Error{Code: protocol.CodeBadRequest, Message: "members is over 1024"}), Served
 	}
-	ctx := meta.Context{
-		Tenant: c.tenantName(), Model: req.Context.Model, LoRA: req.Context.LoRA, Salt: req.Context.Salt,
-		BlockSize: req.Context.BlockSize, Seed: req.Context.Seed,
-	}
+	ctx := meta.ContextOf(c.tenantName(), &req.Context)
 	var reply protocol.PrefixMatchReply
 	var collect func(key []byte)
 	if req.WantKeys {
