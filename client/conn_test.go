@@ -55,6 +55,8 @@ func TestASilentMasterIsLeftAfterOneTimeout(t *testing.T) {
 	pass(10 * time.Millisecond)
 	second := do() // nobody answers any more
 	<-asked
+	wrote := func() bool { return c.writes.Load()%2 == 0 }
+	require.Eventually(t, wrote, 10*time.Second, time.Millisecond)
 	pass(20 * time.Millisecond)
 	c.expire(now.Load(), timeout.Nanoseconds())
 	require.NoError(t, c.reason(), "not yet")
@@ -87,6 +89,8 @@ func TestALateAnswerCostsOnlyItsCall(t *testing.T) {
 		ended <- err
 	}()
 	<-asked
+	wrote := func() bool { n := c.writes.Load(); return n > 0 && n%2 == 0 }
+	require.Eventually(t, wrote, 10*time.Second, time.Millisecond, "what has arrived was written, once the writer knows")
 	c.expire(now.Load(), timeout.Nanoseconds())
 	now.Add(time.Second.Nanoseconds())
 	push, mark := protocol.BeginFrame(nil, protocol.TypeFreed, 0)

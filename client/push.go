@@ -78,7 +78,6 @@ func (c *Client) revoke(push protocol.RevokePush) {
 		p.mu.Unlock()
 	}()
 	if r != nil && r.epoch <= push.Epoch {
-		c.counters.revoked.Add(1)
 		if !c.surrender(r) {
 			return
 		}

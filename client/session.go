@@ -314,6 +314,9 @@ func (c *Client) announce(r *region) {
 	untold := !r.told && why != nil && !errors.Is(why, ErrClosed)
 	r.told = r.told || untold
 	c.pool.mu.Unlock()
+	if untold {
+		c.counters.revoked.Add(1)
+	}
 	if untold && c.cfg.OnRevoke != nil {
 		c.cfg.OnRevoke(Revoked{Region: r.id, Bytes: r.length, Reason: why})
 	}

@@ -65,6 +65,8 @@ func TestRegisterRefusals(t *testing.T) {
 		{"across the end", a, func(e *protocol.RegisterEntry) { e.KVLength = 4 * page }, protocol.CodeOutOfRegion},
 		{"offset 2^63", a, func(e *protocol.RegisterEntry) { e.KVOffset = 1 << 63 }, protocol.CodeOutOfRegion},
 		{"no bytes", a, func(e *protocol.RegisterEntry) { e.KVLength = 0 }, protocol.CodeBadRequest},
+		{"a group of 2^32", a, func(e *protocol.RegisterEntry) { e.Group = 1 << 32 }, protocol.CodeBadRequest},
+		{"a group of too many", a, func(e *protocol.RegisterEntry) { e.Group = MaxGroupMembers + 1 }, protocol.CodeBadRequest},
 		{"2^63 bytes", a, func(e *protocol.RegisterEntry) { e.KVLength = 1 << 63 }, protocol.CodeBadRequest},
 		{"between pages", a, func(e *protocol.RegisterEntry) { e.KVOffset = page + 1 }, protocol.CodeMisaligned},
 		{"on another entry", a, func(e *protocol.RegisterEntry) { e.KVOffset = 0 }, protocol.CodeOverlap},

@@ -84,7 +84,8 @@ func (m *Machine) admit(h Header, s *session, e *protocol.RegisterEntry) (*regio
 		return nil, protocol.CodeNotFound
 	case len(e.Key) > protocol.MaxKeyBytes:
 		return nil, protocol.CodeKeyTooLong
-	case e.KVLength == 0 || e.KVLength > MaxEntryBytes, e.Group > 1<<32-1, e.Index > 1<<32-1:
+	case e.KVLength == 0 || e.KVLength > MaxEntryBytes, e.Index > 1<<32-1,
+		e.Group > 1<<32-1 || e.Group&0xffff > MaxGroupMembers: // which PREFIX_MATCH could not ask for
 		return nil, protocol.CodeBadRequest
 	}
 	r := m.regions[RegionID(e.RegionID)]

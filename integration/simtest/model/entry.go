@@ -142,7 +142,8 @@ func (w *world) admit(s *session, x *protocol.RegisterEntry) (*region, protocol.
 		return nil, protocol.CodeNotFound
 	case len(x.Key) > protocol.MaxKeyBytes:
 		return nil, protocol.CodeKeyTooLong
-	case x.KVLength == 0, x.KVLength > meta.MaxEntryBytes, x.Group > math.MaxUint32, x.Index > math.MaxUint32:
+	case x.KVLength == 0, x.KVLength > meta.MaxEntryBytes, x.Group > math.MaxUint32, x.Index > math.MaxUint32,
+		x.Group%(1<<16) > meta.MaxGroupMembers:
 		return nil, protocol.CodeBadRequest
 	case r == nil, r.state == meta.RegionDraining, native && r.epoch != x.Epoch:
 		return nil, protocol.CodeStaleEpoch
