@@ -29,8 +29,12 @@ func FuzzPayload(f *testing.F) {
 	require.NoError(f, err)
 	joined := proto.CloneOf(app)
 	joined.Entries[0].Type, joined.Entries[0].Data = pb.EntryConfChange.Enum(), cc
+	stray := &pb.Message{
+		Type: pb.MsgVoteResp.Enum(), From: new(uint64(2)), To: new(uint64(1)), Term: new(uint64(3)),
+		Entries: []*pb.Entry{{Type: pb.EntryConfChange.Enum()}},
+	}
 	for _, m := range []*pb.Message{
-		app, joined, {Type: pb.MsgHeartbeatResp.Enum(), From: new(uint64(2)), To: new(uint64(1)), Term: new(uint64(1)), Context: make([]byte, 8)},
+		app, joined, stray, {Type: pb.MsgHeartbeatResp.Enum(), From: new(uint64(2)), To: new(uint64(1)), Term: new(uint64(1)), Context: make([]byte, 8)},
 	} {
 		b, err := appendMessage(nil, m)
 		require.NoError(f, err)

@@ -43,9 +43,10 @@ func checkMessage(m *pb.Message, self uint64) error {
 	case pb.MsgApp:
 		return checkAppend(m)
 	case pb.MsgReadIndex, pb.MsgReadIndexResp:
-		if len(m.GetEntries()) != 1 || len(m.GetEntries()[0].GetData()) > 64 {
+		if e := m.GetEntries(); len(e) != 1 || len(e[0].GetData()) > 64 || e[0].GetType() != pb.EntryNormal {
 			return badMessage(m, "it must carry one small entry")
 		}
+		return nil // it may be of any term
 	case pb.MsgHeartbeatResp:
 		if n := len(m.GetContext()); n != 0 && n != 8 {
 			return badMessage(m, "its context must have 0 or 8 bytes")
@@ -55,8 +56,11 @@ func checkMessage(m *pb.Message, self uint64) error {
 	default: // proposals are not forwarded, the rest is local
 		return badMessage(m, "this type is not for the network")
 	}
-	if m.GetTerm() == 0 && m.GetType() != pb.MsgReadIndex && m.GetType() != pb.MsgReadIndexResp {
+	switch {
+	case m.GetTerm() == 0:
 		return badMessage(m, "it has no term")
+	case len(m.GetEntries()) > 0:
+		return badMessage(m, "this type carries no entries")
 	}
 	return nil
 }
