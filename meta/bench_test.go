@@ -16,6 +16,12 @@ import (
 // fill registers n entries with 32-byte keys, a batch of 64 at a time.
 func fill(tb testing.TB, p *pool, a SessionID, n int) {
 	tb.Helper()
+	fillWith(tb, p, a, n, func(int, *protocol.RegisterEntry) {})
+}
+
+// fillWith is fill, of entries to which more adds what it likes.
+func fillWith(tb testing.TB, p *pool, a SessionID, n int, more func(i int, e *protocol.RegisterEntry)) {
+	tb.Helper()
 	const perRegion = 1 << 20
 	var r AllocResult
 	key := make([]byte, 32)
@@ -29,6 +35,7 @@ func fill(tb testing.TB, p *pool, a SessionID, n int) {
 		keys = append(keys, key...)
 		e := entryAt("", r, i%perRegion)
 		e.Key = keys[len(keys)-32:]
+		more(i, &e)
 		entries = append(entries, e)
 		if len(entries) == cap(entries) || i == n-1 {
 			p.seqs[a]++
