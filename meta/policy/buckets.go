@@ -4,91 +4,127 @@ import "math/bits"
 
 // buckets is an ordered set of queues by number, the lowest evicted first. The
 // set of numbers in use is a tree of 64-bit words, one bit per child, so that
-// every step is a fixed number of map look-ups: O(1) for a number of fixed
-// width. (A word tree of this kind is what van Emde Boas trees become at
-// machine word size.) The maps are never ranged over.
+// every step is a fixed number of look-ups: O(1) for a number of fixed width.
+// (A word tree of this kind is what van Emde Boas trees become at machine word
+// size.) The tree changes only when a queue appears or has gone, and an entry
+// with neighbours on both sides leaves without a look-up.
 //
 // Memory is that of the queues that are not empty, never of the number range.
 type buckets struct {
 	t      Table
-	queues map[uint64]Queue
-	levels []map[uint64]uint64 // levels[l][i] says which of 64*i.. exist at level l
+	queues numbers[ends]
+	words  numbers[uint64] // number level<<levelShift|i says which of 64*i.. exist at a level
+	levels uint64
+	lowest uint64 // no number below is in use
 	n      int
 }
 
-// bitsPerLevel is what one machine word resolves.
-const bitsPerLevel = 6
+// ends are those of a queue that is not empty. Which entries lie between them, and by rising stamps, is in their links.
+type ends struct{ coldest, hottest Slot }
+
+const (
+	bitsPerLevel = 6  // what one machine word resolves
+	levelShift   = 58 // above the numbers, which are narrower
+)
 
 // newBuckets makes an empty set for numbers below 1<<width.
 func newBuckets(t Table, width int) buckets {
-	b := buckets{t: t, queues: make(map[uint64]Queue)}
-	for range (width + bitsPerLevel - 1) / bitsPerLevel {
-		b.levels = append(b.levels, make(map[uint64]uint64))
-	}
-	return b
+	return buckets{t: t, levels: uint64((width + bitsPerLevel - 1) / bitsPerLevel)} //nolint:gosec // a few
 }
 
 // pushHot links s, whose stamp is set, at the hot end of queue number key.
 func (b *buckets) pushHot(key uint64, s Slot) {
-	q, ok := b.queues[key]
-	if !ok {
-		q = NewQueue()
-		b.mark(key)
-	}
-	q.PushHot(b.t, s)
-	b.queues[key] = q
 	b.n++
-}
-
-// remove unlinks s from queue number key, where it must be.
-func (b *buckets) remove(key uint64, s Slot) {
-	q := b.queues[key]
-	q.Remove(b.t, s)
-	b.n--
-	if q.Len() > 0 {
-		b.queues[key] = q
+	q := b.queues.find(key)
+	if q == nil {
+		*b.t.Links(s) = Links{Colder: None, Hotter: None}
+		*b.queues.add(key) = ends{s, s}
+		b.mark(key)
 		return
 	}
-	delete(b.queues, key)
-	b.unmark(key)
+	*b.t.Links(s) = Links{Colder: q.hottest, Hotter: None}
+	b.t.Links(q.hottest).Hotter = s
+	q.hottest = s
+}
+
+// removeInner unlinks s if it is at neither end of its queue, whose number need not be known for that, and reports
+// whether it did.
+func (b *buckets) removeInner(s Slot) bool {
+	l := *b.t.Links(s)
+	if l.Colder == None || l.Hotter == None {
+		return false
+	}
+	b.t.Links(l.Colder).Hotter = l.Hotter
+	b.t.Links(l.Hotter).Colder = l.Colder
+	b.n--
+	return true
+}
+
+// removeEnd unlinks s from queue number key, at an end of which it must be.
+func (b *buckets) removeEnd(key uint64, s Slot) {
+	b.n--
+	q := b.queues.find(key)
+	switch l := *b.t.Links(s); {
+	case l.Hotter != None:
+		q.coldest = l.Hotter
+		b.t.Links(l.Hotter).Colder = None
+	case l.Colder != None:
+		q.hottest = l.Colder
+		b.t.Links(l.Colder).Hotter = None
+	default:
+		b.queues.drop(key)
+		b.unmark(key)
+	}
 }
 
 func (b *buckets) mark(key uint64) {
-	for _, level := range b.levels {
+	b.lowest = min(b.lowest, key)
+	for level := range b.levels {
 		node, bit := key>>bitsPerLevel, uint64(1)<<(key&63)
-		old := level[node]
-		level[node] = old | bit
-		if old != 0 {
+		if word := b.words.find(level<<levelShift | node); word != nil {
+			*word |= bit
 			return // the levels above know this node already
 		}
+		*b.words.add(level<<levelShift | node) = bit
 		key = node
 	}
 }
 
 func (b *buckets) unmark(key uint64) {
-	for _, level := range b.levels {
+	if key == b.lowest {
+		b.lowest++
+	}
+	for level := range b.levels {
 		node, bit := key>>bitsPerLevel, uint64(1)<<(key&63)
-		if rest := level[node] &^ bit; rest != 0 {
-			level[node] = rest
+		word := b.words.find(level<<levelShift | node)
+		if *word &^= bit; *word != 0 {
 			return
 		}
-		delete(level, node)
+		b.words.drop(level<<levelShift | node)
 		key = node
 	}
 }
 
+// word says which children of a node at a level exist.
+func (b *buckets) word(level, node uint64) uint64 {
+	if word := b.words.find(level<<levelShift | node); word != nil {
+		return *word
+	}
+	return 0
+}
+
 // from returns the lowest number in use that is not below key.
 func (b *buckets) from(key uint64) (uint64, bool) {
-	for l := 0; l < len(b.levels); l++ {
+	for level := range b.levels {
 		node := key >> bitsPerLevel
-		word := b.levels[l][node] >> (key & 63) << (key & 63)
+		word := b.word(level, node) >> (key & 63) << (key & 63)
 		if word == 0 {
 			key = node + 1
 			continue
 		}
 		key = node<<bitsPerLevel | uint64(bits.TrailingZeros64(word)) //nolint:gosec // 0..63
-		for l--; l >= 0; l-- {
-			key = key<<bitsPerLevel | uint64(bits.TrailingZeros64(b.levels[l][key])) //nolint:gosec // 0..63
+		for ; level > 0; level-- {
+			key = key<<bitsPerLevel | uint64(bits.TrailingZeros64(b.word(level-1, key))) //nolint:gosec // 0..63
 		}
 		return key, true
 	}
@@ -97,10 +133,11 @@ func (b *buckets) from(key uint64) (uint64, bool) {
 
 // victims offers every entry: queues by number, each from its cold end.
 func (b *buckets) victims(yield func(Slot) Verdict) {
-	for key, ok := b.from(0); ok; key, ok = b.from(key + 1) {
-		q := b.queues[key]
-		if !q.Victims(b.t, yield) {
-			return
+	for key, ok := b.from(b.lowest); ok; key, ok = b.from(key + 1) {
+		for s := b.queues.find(key).coldest; s != None; s = b.t.Links(s).Hotter {
+			if yield(s) == Stop {
+				return
+			}
 		}
 	}
 }

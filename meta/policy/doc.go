@@ -5,7 +5,8 @@
 // Policy.Victims, skips what is leased, pinned or condemned, and logs the exact
 // entries that it took; every replica then calls Policy.Evict for them in that
 // order. So a policy has to be deterministic, and planning must change nothing.
-// This package imports no clock, no random numbers and no locks.
+// This package imports no clock, no random numbers and no locks; the seed of
+// its hash table changes no outcome.
 //
 // # Shipped policies
 //

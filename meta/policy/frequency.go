@@ -37,6 +37,7 @@ type frequency struct {
 	byIndex bool
 }
 
+// key is the number of the queue of s, of which the count is given.
 func (p *frequency) key(s Slot, uses uint32) uint64 {
 	if !p.byIndex {
 		return uint64(uses)
@@ -49,6 +50,12 @@ func (p *frequency) push(s Slot, uses uint32) {
 	p.b.pushHot(p.key(s, uses), s)
 }
 
+func (p *frequency) remove(s Slot, uses uint32) {
+	if !p.b.removeInner(s) {
+		p.b.removeEnd(p.key(s, uses), s)
+	}
+}
+
 // Add counts a first use, or goes on with the count of an entry that was
 // pinned for a while.
 func (p *frequency) Add(s Slot) {
@@ -59,12 +66,12 @@ func (p *frequency) Add(s Slot) {
 // equals.
 func (p *frequency) Touch(s Slot, n uint32) {
 	uses := p.t.Order(s).Aux
-	p.b.remove(p.key(s, uses), s)
+	p.remove(s, uses)
 	p.push(s, uses+min(n, maxFrequency-uses))
 }
 
 // Remove takes s out. Its count stays in its Order, for when it is added again.
-func (p *frequency) Remove(s Slot) { p.b.remove(p.key(s, p.t.Order(s).Aux), s) }
+func (p *frequency) Remove(s Slot) { p.remove(s, p.t.Order(s).Aux) }
 
 // Evict takes s out.
 func (p *frequency) Evict(s Slot) { p.Remove(s) }

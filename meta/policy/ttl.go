@@ -64,10 +64,14 @@ func (p *ttl) Add(s Slot) {
 func (*ttl) Touch(Slot, uint32) {}
 
 // Remove takes s out.
-func (p *ttl) Remove(s Slot) { p.b.remove(p.key(s), s) }
+func (p *ttl) Remove(s Slot) {
+	if !p.b.removeInner(s) {
+		p.b.removeEnd(p.key(s), s)
+	}
+}
 
 // Evict takes s out.
-func (p *ttl) Evict(s Slot) { p.b.remove(p.key(s), s) }
+func (p *ttl) Evict(s Slot) { p.Remove(s) }
 
 // Victims offers the entries by expiry, those without one last.
 func (p *ttl) Victims(_ uint64, yield func(Slot) Verdict) { p.b.victims(yield) }
