@@ -37,10 +37,16 @@ func (t *policyTable) Info(s Slot) policy.Info {
 	m := (*Machine)(t)
 	x := m.table.at(s)
 	return policy.Info{
-		KeyHash: stableKeyHash(m.table.key(x)), Bytes: uint64(x.length), AddedMS: x.added, ExpiresMS: x.expires,
-		Index: x.index, Context: uint32(m.contextOf(x).id), Parent: m.parentInPolicy(x), Children: x.children, Class: uint8(x.class()),
+		Bytes: uint64(x.length), AddedMS: x.added, ExpiresMS: x.expires,
+		Index: x.index, Context: uint32(m.contextOf(x).id), Children: x.children, Class: uint8(x.class()),
 	}
 }
+
+// KeyHash implements policy.Table.
+func (t *policyTable) KeyHash(s Slot) uint64 { return stableKeyHash(t.table.key(t.table.at(s))) }
+
+// Parent implements policy.Table.
+func (t *policyTable) Parent(s Slot) Slot { return (*Machine)(t).parentInPolicy(t.table.at(s)) }
 
 // parentInPolicy returns an entry's parent if the same policy orders both.
 func (m *Machine) parentInPolicy(x *entry) Slot {

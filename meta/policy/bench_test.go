@@ -32,8 +32,8 @@ func filled(b *testing.B, name string, n int) (policy.Policy, *policytest.Table)
 	return p, t
 }
 
-func benchInfo(i uint64) policy.Info {
-	return policy.Info{KeyHash: i*0x9e3779b97f4a7c15 + 1, AddedMS: i / 100, Index: uint32(i % 64), Parent: policy.None}
+func benchInfo(i uint64) known {
+	return known{Info: policy.Info{AddedMS: i / 100, Index: uint32(i % 64)}, KeyHash: i*0x9e3779b97f4a7c15 + 1, Parent: policy.None}
 }
 
 // scatter names entries all over the table.

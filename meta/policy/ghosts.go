@@ -62,6 +62,9 @@ func (g *ghosts) clear(number uint64) {
 	}
 }
 
+// empty reports whether no key is remembered, as in a pool that was never full.
+func (g *ghosts) empty() bool { return len(g.at) == 0 }
+
 // take forgets a key and reports whether it was remembered.
 func (g *ghosts) take(key uint64) bool {
 	number, ok := g.at[key]

@@ -36,21 +36,15 @@ type Links struct {
 	Colder, Hotter Slot
 }
 
-// Info is what a policy may know of an entry. All but Children and Parent is
+// Info is what a policy may know of an entry at little cost. All but Children is
 // fixed when the entry is registered.
 type Info struct {
-	KeyHash   uint64 // stable 64-bit hash of the key; 0 when unknown
 	Bytes     uint64 // length of the entry's page run
 	AddedMS   uint64 // log time of registration, milliseconds
 	ExpiresMS uint64 // log time at which it expires, milliseconds; 0: not given
 	Index     uint32 // index of the block in the request that stored it
 	Context   uint32 // the context (model, adapter, tenant) it belongs to
-	// Parent is the entry of the block before it in its prefix, None when
-	// unknown, gone, or of another partition. The machine links a block only
-	// when it is registered and only to an entry that existed then, so that
-	// parents form a forest.
-	Parent Slot
-	// Children counts the entries of the pool whose Parent this is, wherever
+	// Children counts the entries of the pool whose parent this is, wherever
 	// they lie and whether pinned or not.
 	Children uint32
 	Class    uint8 // the caller's class of entry (soft-pinned entries have their own)
@@ -68,6 +62,14 @@ type Table interface {
 	Links(s Slot) *Links
 	// Info returns what is known of the entry.
 	Info(s Slot) Info
+	// KeyHash returns a stable 64-bit hash of the entry's key, 0 when unknown. It
+	// is worked out for each call.
+	KeyHash(s Slot) uint64
+	// Parent returns the entry of the block before this one in its prefix, None
+	// when unknown, gone, or of another partition. The machine links a block only
+	// when it is registered and only to an entry that existed then, so that
+	// parents form a forest. It is looked up for each call.
+	Parent(s Slot) Slot
 	// NextStamp returns a stamp above every earlier one, for the hot end of a
 	// list. It is positive, strictly increasing over the life of the pool, and
 	// persisted.

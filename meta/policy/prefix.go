@@ -151,7 +151,7 @@ type prefixWalk struct {
 // release notes that s was taken, and its parent as a leaf if it was the last
 // child.
 func (p *prefixLRU) release(v *prefixWalk, s Slot) {
-	parent := p.t.Info(s).Parent
+	parent := p.t.Parent(s)
 	if parent == None || p.t.Order(parent).List != prefixInner {
 		return
 	}

@@ -31,7 +31,7 @@ func (w *twin) pick(from []slot) (slot, bool) {
 }
 
 func (w *twin) add() {
-	info := policy.Info{KeyHash: 1 + w.rng.Uint64N(w.keys), AddedMS: w.now, Bytes: 1, Parent: policy.None}
+	info := known{Info: policy.Info{AddedMS: w.now, Bytes: 1}, KeyHash: 1 + w.rng.Uint64N(w.keys), Parent: policy.None}
 	if w.rng.IntN(3) == 0 {
 		info.ExpiresMS = w.now + w.rng.Uint64N(300_000) + 1
 	}
@@ -181,7 +181,7 @@ func TestPlanIsWhatHappens(t *testing.T) {
 				pool, err := policytest.NewPool(name, policy.Config{TTLMS: referenceTTLMS})
 				require.NoError(t, err)
 				for i := range 300 {
-					info := policy.Info{KeyHash: rng.Uint64N(200) + 1, AddedMS: uint64(i) * 700, Parent: policy.None}
+					info := known{Info: policy.Info{AddedMS: uint64(i) * 700}, KeyHash: rng.Uint64N(200) + 1, Parent: policy.None}
 					if live := pool.Live(); len(live) > 0 && rng.IntN(3) > 0 {
 						info.Parent = live[rng.IntN(len(live))]
 					}

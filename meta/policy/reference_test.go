@@ -6,15 +6,19 @@ import (
 	"slices"
 
 	"larder/meta/policy"
+	"larder/meta/policy/policytest"
 )
 
-type slot = policy.Slot
+type (
+	slot  = policy.Slot
+	known = policytest.Entry
+)
 
 // reference is a policy written for being obviously right: slices and maps,
 // time linear in the entries. victims returns the entries that would be taken,
 // in order, if those in stays were kept and every other was taken.
 type reference interface {
-	add(s slot, info policy.Info)
+	add(s slot, info known)
 	unpin(s slot)
 	touch(s slot, n uint32)
 	pin(s slot)
@@ -24,7 +28,7 @@ type reference interface {
 }
 
 func newReference(name string) reference {
-	base := refBase{info: map[slot]policy.Info{}, uses: map[slot]uint32{}, last: map[slot]int{}, held: map[slot]bool{}}
+	base := refBase{info: map[slot]known{}, uses: map[slot]uint32{}, last: map[slot]int{}, held: map[slot]bool{}}
 	switch name {
 	case "lru", "fifo":
 		return &refSorted{base, name == "lru", func(r *refBase, a, b slot) int { return cmp.Compare(r.last[a], r.last[b]) }}
@@ -57,7 +61,7 @@ func newReference(name string) reference {
 // a second.
 const referenceTTLMS = 100_000
 
-func expirySecond(i policy.Info) uint64 {
+func expirySecond(i known) uint64 {
 	at := i.ExpiresMS
 	if at == 0 {
 		at = i.AddedMS + referenceTTLMS
@@ -66,7 +70,7 @@ func expirySecond(i policy.Info) uint64 {
 }
 
 type refBase struct {
-	info  map[slot]policy.Info
+	info  map[slot]known
 	uses  map[slot]uint32
 	last  map[slot]int
 	held  map[slot]bool
@@ -91,7 +95,7 @@ type refSorted struct {
 	order func(r *refBase, a, b slot) int
 }
 
-func (r *refSorted) add(s slot, info policy.Info) {
+func (r *refSorted) add(s slot, info known) {
 	r.info[s], r.uses[s], r.held[s] = info, 1, true
 	r.note(s)
 }
@@ -122,7 +126,7 @@ type refSieve struct {
 	rounds  int // how often the hand came to the newest end
 }
 
-func (r *refSieve) add(s slot, info policy.Info) { r.info[s] = info; r.visited[s] = false; r.unpin(s) }
+func (r *refSieve) add(s slot, info known) { r.info[s] = info; r.visited[s] = false; r.unpin(s) }
 
 func (r *refSieve) unpin(s slot) {
 	if r.hand >= len(r.queue) {
@@ -191,7 +195,7 @@ type refS3 struct {
 	wasMain     map[slot]bool
 }
 
-func (r *refS3) add(s slot, info policy.Info) {
+func (r *refS3) add(s slot, info known) {
 	r.info[s], r.count[s], r.wasMain[s] = info, 0, false
 	r.unpin(s)
 }
@@ -324,7 +328,7 @@ func (r *refPrefix) childless(s slot) bool {
 	return true
 }
 
-func (r *refPrefix) add(s slot, info policy.Info) {
+func (r *refPrefix) add(s slot, info known) {
 	r.parent[s] = info.Parent
 	r.leaves = without(r.leaves, info.Parent)
 	r.unpin(s)

@@ -110,7 +110,7 @@ func naiveHits(ref reference, capacity int, requests [][]uint64) int {
 				ref.evict(victim)
 				delete(live, victim)
 			}
-			info := policy.Info{KeyHash: block + 1, AddedMS: uint64(i) * 100, Index: uint32(j), Parent: policy.None}
+			info := known{Info: policy.Info{AddedMS: uint64(i) * 100, Index: uint32(j)}, KeyHash: block + 1, Parent: policy.None}
 			if live[parent] {
 				info.Parent = parent
 			}

@@ -97,7 +97,7 @@ func (p *s3fifo) unlink(s Slot, o Order) {
 // queue before it was pinned.
 func (p *s3fifo) Add(s Slot) {
 	o := p.t.Order(s)
-	if p.ghosts.take(p.t.Info(s).KeyHash) {
+	if !p.ghosts.empty() && p.ghosts.take(p.t.KeyHash(s)) {
 		o.List = mainQueue
 	}
 	p.push(s, o.List, o.Aux)
@@ -130,7 +130,7 @@ func (p *s3fifo) Evict(s Slot) {
 	if o.List == smallQueue {
 		p.promoteBelow(s, o)
 		p.unlink(s, p.t.Order(s))
-		p.ghosts.push(p.t.Info(s).KeyHash, min(p.maxGhosts, uint64(max(1, n-n/smallShare))))
+		p.ghosts.push(p.t.KeyHash(s), min(p.maxGhosts, uint64(max(1, n-n/smallShare))))
 		return
 	}
 	small := &p.queues[smallQueue]

@@ -48,7 +48,7 @@ func (x *script) names(slots []policy.Slot) string {
 
 func (x *script) add(t *testing.T, d *datadriven.TestData, key string) {
 	t.Helper()
-	info := policy.Info{Parent: policy.None, Bytes: 1}
+	info := known{Info: policy.Info{Bytes: 1}, Parent: policy.None}
 	for _, c := range []byte(key) { // the same key has the same hash
 		info.KeyHash = info.KeyHash*31 + uint64(c)
 	}

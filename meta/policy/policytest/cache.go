@@ -55,7 +55,7 @@ func (c *Cache) access(now, key, parent uint64, index uint32) {
 			c.Pool.Evict(s)
 		}
 	}
-	info := policy.Info{KeyHash: key + 1, Bytes: 1, AddedMS: now, Index: index, Parent: policy.None}
+	info := Entry{Info: policy.Info{Bytes: 1, AddedMS: now, Index: index}, KeyHash: key + 1, Parent: policy.None}
 	if parent != 0 {
 		if s, ok := c.slots[parent-1]; ok {
 			info.Parent = s

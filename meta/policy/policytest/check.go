@@ -92,7 +92,7 @@ func (c *checker) step() error {
 
 func (c *checker) add(parent policy.Slot, known bool) {
 	hash := uint64(1 + c.below(200)) //nolint:gosec // 1 to 200
-	info := policy.Info{KeyHash: hash, Bytes: 1, AddedMS: c.now, Parent: policy.None}
+	info := Entry{Info: policy.Info{Bytes: 1, AddedMS: c.now}, KeyHash: hash, Parent: policy.None}
 	if known && c.below(4) > 0 {
 		info.Parent, info.Index = parent, c.pool.Table.Info(parent).Index+1
 	}

@@ -35,7 +35,7 @@ func NewPool(name string, cfg policy.Config) (*Pool, error) {
 }
 
 // Add registers an entry. Its Parent, if any, must be live.
-func (p *Pool) Add(info policy.Info) policy.Slot {
+func (p *Pool) Add(info Entry) policy.Slot {
 	s := p.Table.Insert(info)
 	p.held[s] = true
 	if parent := info.Parent; parent != policy.None {
@@ -86,7 +86,7 @@ func (p *Pool) Evict(s policy.Slot) {
 }
 
 func (p *Pool) drop(s policy.Slot) {
-	order, parent := p.Table.Order(s), p.Table.Info(s).Parent
+	order, parent := p.Table.Order(s), p.Table.Parent(s)
 	for _, child := range p.children[s] {
 		p.Table.Orphan(child)
 	}

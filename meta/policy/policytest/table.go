@@ -10,11 +10,19 @@ import (
 	"larder/meta/policy"
 )
 
+// Entry is what is known of an entry from the start.
+type Entry struct {
+	policy.Info
+
+	KeyHash uint64      // Table.KeyHash
+	Parent  policy.Slot // Table.Parent
+}
+
 // Table is a policy.Table in plain slices. The zero Table is empty and usable.
 type Table struct {
 	orders []policy.Order
 	links  []policy.Links
-	infos  []policy.Info
+	infos  []Entry
 	free   []policy.Slot
 	hot    int64
 	cold   int64
@@ -35,7 +43,13 @@ func (t *Table) SetOrder(s policy.Slot, o policy.Order) {
 func (t *Table) Links(s policy.Slot) *policy.Links { return &t.links[s] }
 
 // Info returns what Insert was given, and the children that came since.
-func (t *Table) Info(s policy.Slot) policy.Info { return t.infos[s] }
+func (t *Table) Info(s policy.Slot) policy.Info { return t.infos[s].Info }
+
+// KeyHash returns what Insert was given.
+func (t *Table) KeyHash(s policy.Slot) uint64 { return t.infos[s].KeyHash }
+
+// Parent returns what Insert was given, None when it has left.
+func (t *Table) Parent(s policy.Slot) policy.Slot { return t.infos[s].Parent }
 
 // NextStamp counts up.
 func (t *Table) NextStamp() int64 { t.hot++; return t.hot }
@@ -44,7 +58,7 @@ func (t *Table) NextStamp() int64 { t.hot++; return t.hot }
 func (t *Table) ColdStamp() int64 { t.cold--; return t.cold }
 
 // Insert gives an entry a slot and counts it as a child of its parent.
-func (t *Table) Insert(info policy.Info) policy.Slot {
+func (t *Table) Insert(info Entry) policy.Slot {
 	var s policy.Slot
 	if n := len(t.free); n > 0 {
 		s, t.free = t.free[n-1], t.free[:n-1]
@@ -52,7 +66,7 @@ func (t *Table) Insert(info policy.Info) policy.Slot {
 		s = policy.Slot(len(t.orders)) //nolint:gosec // a test's table is small
 		t.orders = append(t.orders, policy.Order{})
 		t.links = append(t.links, policy.Links{})
-		t.infos = append(t.infos, policy.Info{})
+		t.infos = append(t.infos, Entry{})
 	}
 	info.Children = 0
 	t.orders[s] = policy.Order{}
