@@ -9,27 +9,33 @@ import "math/bits"
 // size.) The tree changes only when a queue appears or has gone, and an entry
 // with neighbours on both sides leaves without a look-up.
 //
+// The queue that emptied last stays, hollow, until another does: where all else
+// was used more often, what is new takes the place of what came before it, in a
+// queue of one, which would come and go with each.
+//
 // Memory is that of the queues that are not empty, never of the number range.
 type buckets struct {
 	t      Table
 	queues numbers[ends]
 	words  numbers[uint64] // number level<<levelShift|i says which of 64*i.. exist at a level
 	levels uint64
-	lowest uint64 // no number below is in use
+	lowest uint64 // the lowest number in use, if there is any
+	hollow uint64 // number of the queue that is kept though it is empty, or noQueue
 	n      int
 }
 
-// ends are those of a queue that is not empty. Which entries lie between them, and by rising stamps, is in their links.
+// ends are those of a queue, None of an empty one. What lies between, by rising stamps, is in the links of the entries.
 type ends struct{ coldest, hottest Slot }
 
 const (
 	bitsPerLevel = 6  // what one machine word resolves
 	levelShift   = 58 // above the numbers, which are narrower
+	noQueue      = ^uint64(0)
 )
 
 // newBuckets makes an empty set for numbers below 1<<width.
 func newBuckets(t Table, width int) buckets {
-	return buckets{t: t, levels: uint64((width + bitsPerLevel - 1) / bitsPerLevel)} //nolint:gosec // a few
+	return buckets{t: t, levels: uint64((width + bitsPerLevel - 1) / bitsPerLevel), hollow: noQueue} //nolint:gosec // a few
 }
 
 // pushHot links s, whose stamp is set, at the hot end of queue number key.
@@ -37,13 +43,19 @@ func (b *buckets) pushHot(key uint64, s Slot) {
 	b.n++
 	q := b.queues.find(key)
 	if q == nil {
-		*b.t.Links(s) = Links{Colder: None, Hotter: None}
-		*b.queues.add(key) = ends{s, s}
+		q = b.queues.add(key)
+		q.hottest = None
 		b.mark(key)
-		return
 	}
 	*b.t.Links(s) = Links{Colder: q.hottest, Hotter: None}
-	b.t.Links(q.hottest).Hotter = s
+	if q.hottest != None {
+		b.t.Links(q.hottest).Hotter = s
+	} else {
+		q.coldest = s
+		if key == b.hollow {
+			b.hollow = noQueue
+		}
+	}
 	q.hottest = s
 }
 
@@ -72,13 +84,28 @@ func (b *buckets) removeEnd(key uint64, s Slot) {
 		q.hottest = l.Colder
 		b.t.Links(l.Colder).Hotter = None
 	default:
-		b.queues.drop(key)
-		b.unmark(key)
+		*q = ends{None, None}
+		b.drop(b.hollow)
+		b.hollow = key
+	}
+}
+
+// drop forgets a queue that is empty.
+func (b *buckets) drop(key uint64) {
+	if key == noQueue {
+		return
+	}
+	b.queues.drop(key)
+	b.unmark(key)
+	if key == b.lowest {
+		b.lowest, _ = b.from(key)
 	}
 }
 
 func (b *buckets) mark(key uint64) {
-	b.lowest = min(b.lowest, key)
+	if key < b.lowest || b.queues.n == 1 {
+		b.lowest = key
+	}
 	for level := range b.levels {
 		node, bit := key>>bitsPerLevel, uint64(1)<<(key&63)
 		if word := b.words.find(level<<levelShift | node); word != nil {
@@ -91,9 +118,6 @@ func (b *buckets) mark(key uint64) {
 }
 
 func (b *buckets) unmark(key uint64) {
-	if key == b.lowest {
-		b.lowest++
-	}
 	for level := range b.levels {
 		node, bit := key>>bitsPerLevel, uint64(1)<<(key&63)
 		word := b.words.find(level<<levelShift | node)
@@ -133,7 +157,7 @@ func (b *buckets) from(key uint64) (uint64, bool) {
 
 // victims offers every entry: queues by number, each from its cold end.
 func (b *buckets) victims(yield func(Slot) Verdict) {
-	for key, ok := b.from(b.lowest); ok; key, ok = b.from(key + 1) {
+	for key, ok := b.lowest, b.queues.n > 0; ok; key, ok = b.from(key + 1) {
 		for s := b.queues.find(key).coldest; s != None; s = b.t.Links(s).Hotter {
 			if yield(s) == Stop {
 				return

@@ -5,7 +5,7 @@ func init() {
 		return &frequency{t: t, b: newBuckets(t, frequencyBits)}, nil
 	})
 	Register("length-aware", func(_ Config, t Table) (Policy, error) {
-		return &frequency{t: t, b: newBuckets(t, frequencyBits+indexBits), byIndex: true}, nil
+		return &frequency{t: t, b: newBuckets(t, frequencyBits+indexBits), tieBits: indexBits}, nil
 	})
 }
 
@@ -34,44 +34,47 @@ type frequency struct {
 
 	t       Table
 	b       buckets
-	byIndex bool
+	tieBits int // how much of a queue's number breaks ties: indexBits or nothing
 }
 
-// key is the number of the queue of s, of which the count is given.
-func (p *frequency) key(s Slot, uses uint32) uint64 {
-	if !p.byIndex {
-		return uint64(uses)
+// tie is what breaks ties in the numbers of the queues of s.
+func (p *frequency) tie(s Slot) uint64 {
+	if p.tieBits == 0 {
+		return 0
 	}
-	return uint64(uses)<<indexBits | uint64(maxIndex-min(p.t.Info(s).Index, maxIndex))
+	return uint64(maxIndex - min(p.t.Info(s).Index, maxIndex))
 }
 
-func (p *frequency) push(s Slot, uses uint32) {
+// key is the number of the queue of s, of which the tie and the count are given.
+func (p *frequency) key(tie uint64, uses uint32) uint64 { return uint64(uses)<<p.tieBits | tie }
+
+func (p *frequency) push(s Slot, tie uint64, uses uint32) {
 	p.t.SetOrder(s, Order{Stamp: p.t.NextStamp(), Aux: uses})
-	p.b.pushHot(p.key(s, uses), s)
-}
-
-func (p *frequency) remove(s Slot, uses uint32) {
-	if !p.b.removeInner(s) {
-		p.b.removeEnd(p.key(s, uses), s)
-	}
+	p.b.pushHot(p.key(tie, uses), s)
 }
 
 // Add counts a first use, or goes on with the count of an entry that was
 // pinned for a while.
 func (p *frequency) Add(s Slot) {
-	p.push(s, max(1, p.t.Order(s).Aux))
+	p.push(s, p.tie(s), max(1, p.t.Order(s).Aux))
 }
 
 // Touch adds n to the count, as far as it goes, and makes s the latest among its
 // equals.
 func (p *frequency) Touch(s Slot, n uint32) {
-	uses := p.t.Order(s).Aux
-	p.remove(s, uses)
-	p.push(s, uses+min(n, maxFrequency-uses))
+	tie, uses := p.tie(s), p.t.Order(s).Aux
+	if !p.b.removeInner(s) {
+		p.b.removeEnd(p.key(tie, uses), s)
+	}
+	p.push(s, tie, uses+min(n, maxFrequency-uses))
 }
 
 // Remove takes s out. Its count stays in its Order, for when it is added again.
-func (p *frequency) Remove(s Slot) { p.remove(s, p.t.Order(s).Aux) }
+func (p *frequency) Remove(s Slot) {
+	if !p.b.removeInner(s) {
+		p.b.removeEnd(p.key(p.tie(s), p.t.Order(s).Aux), s)
+	}
+}
 
 // Evict takes s out.
 func (p *frequency) Evict(s Slot) { p.Remove(s) }
@@ -80,7 +83,7 @@ func (p *frequency) Evict(s Slot) { p.Remove(s) }
 func (p *frequency) Victims(_ uint64, yield func(Slot) Verdict) { p.b.victims(yield) }
 
 // Restore puts s back among those of its count.
-func (p *frequency) Restore(s Slot) { p.b.pushHot(p.key(s, p.t.Order(s).Aux), s) }
+func (p *frequency) Restore(s Slot) { p.b.pushHot(p.key(p.tie(s), p.t.Order(s).Aux), s) }
 
 // Len is the number of entries held.
 func (p *frequency) Len() int { return p.b.n }
