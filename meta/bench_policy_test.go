@@ -48,7 +48,9 @@ func benchPolicy(b *testing.B, m *Machine, n int) {
 				s := Slot(uint64(i) * 2_654_435_761 % uint64(n))
 				call(m.policyOf(m.table.at(s)), s)
 				if i++; m.DirtyLen() > 4096 {
+					b.StopTimer()
 					m.Flush(discard{})
+					b.StartTimer()
 				}
 			}
 		})
@@ -58,4 +60,15 @@ func benchPolicy(b *testing.B, m *Machine, n int) {
 		p.Add(s)
 	})
 	each("touch", func(p policy.Policy, s Slot) { p.Touch(s, 1) })
+	var victim Slot
+	first := func(s Slot) policy.Verdict {
+		victim = s
+		return policy.Stop
+	}
+	each("evict_add", func(p policy.Policy, _ Slot) {
+		p.Victims(m.head.now, first)
+		p.Evict(victim)
+		(*policyTable)(m).SetOrder(victim, policy.Order{}) // as of an entry that is new
+		p.Add(victim)
+	})
 }

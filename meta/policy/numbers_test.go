@@ -65,7 +65,7 @@ func TestBucketsAgainstSort(t *testing.T) {
 		queues := map[uint64][]Slot{}
 		at := map[Slot]uint64{}
 		for step := range 400 {
-			s := Slot(rng.Uint32N(slots))
+			s := rng.Uint32N(slots)
 			if key, in := at[s]; in {
 				if !b.removeInner(s) {
 					b.removeEnd(key, s)
