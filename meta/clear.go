@@ -77,17 +77,16 @@ func (m *Machine) applyClear(s *session, c *Clear, out *Results) {
 
 // mark adds a mark, or moves the one that says the same.
 func (m *Machine) mark(c clearMark) protocol.Code {
-	marks := m.head.marks
-	i := slices.IndexFunc(marks, func(o clearMark) bool { return o.want == c.want && bytes.Equal(o.prefix, c.prefix) })
+	i := slices.IndexFunc(m.head.marks, func(o clearMark) bool { return o.want == c.want && bytes.Equal(o.prefix, c.prefix) })
 	switch {
 	case m.table.count == 0: // no sweep would come to remove the mark
 	case i >= 0:
-		marks[i].born = c.born
-	case len(marks) >= MaxClearMarks:
+		m.head.marks[i].born = c.born
+	case len(m.head.marks) >= MaxClearMarks:
 		return protocol.CodeBusy
 	default:
 		c.prefix = clone(c.prefix)
-		m.head.marks = append(marks, c)
+		m.head.marks = append(m.head.marks, c)
 	}
 	return 0
 }
