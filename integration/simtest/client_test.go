@@ -51,6 +51,7 @@ type client struct {
 	silentTo   int64 // sends no heartbeat and begins nothing until then
 	quits      bool  // gives calls up
 	busy       int   // operations in progress
+	views      int   // of them, views
 	answerIn   int64 // how long it waits for an answer
 }
 

@@ -35,6 +35,11 @@ type coverage struct {
 	Drops            uint64            `json:"entries_dropped_by_the_system"`
 	Leases           uint64            `json:"leases"`
 	Late             uint64            `json:"reads_too_late"`
+	ViewsGood        uint64            `json:"views_good"`
+	ViewsVoid        uint64            `json:"views_void"`
+	Renewals         uint64            `json:"renewals"`
+	RenewalsRefused  uint64            `json:"renewals_refused"`
+	RenewalsLate     uint64            `json:"renewals_too_late"`
 	GenerationMisses uint64            `json:"reads_of_lost_bytes"`
 	PagesWritten     uint64            `json:"pages_written"`
 	PagesRead        uint64            `json:"pages_read"`
@@ -101,12 +106,26 @@ func (v *coverage) fields() []*uint64 {
 		&v.Snapshots, &v.Generations, &v.Restores, &v.Commands, &v.Answers, &v.HashChecks, &v.Linear, &v.Drops, &v.Leases,
 		&v.Late, &v.GenerationMisses, &v.PagesWritten, &v.PagesRead, &v.Regions, &v.Phases[0], &v.Phases[1], &v.Phases[2],
 		&v.Phases[3], &v.Sessions, &v.SessionsLost, &v.Resumed, &v.Suspended, &v.Disowned, &v.Retries, &v.Unknown,
-		&v.Revokes, &v.Freed,
+		&v.Revokes, &v.Freed, &v.ViewsGood, &v.ViewsVoid, &v.Renewals, &v.RenewalsRefused, &v.RenewalsLate,
 	}
 }
 
-// never lists the classes of faults that did not fire.
+// never lists the classes of faults that did not fire, and what else did not happen that runs are to look at.
 func (v *coverage) never() (names []string) {
+	for _, x := range []struct {
+		name string
+		n    uint64
+	}{
+		{"views good", v.ViewsGood},
+		{"views void", v.ViewsVoid},
+		{"renewals", v.Renewals},
+		{"renewals refused", v.RenewalsRefused},
+		{"renewals too late", v.RenewalsLate},
+	} {
+		if x.n == 0 {
+			names = append(names, x.name)
+		}
+	}
 	for c := range classes {
 		if allClasses.has(c) && v.Faults[c.String()] == 0 {
 			names = append(names, c.String())
@@ -126,6 +145,8 @@ func (v *coverage) String() string {
 	fmt.Fprintf(&b, "allocations by phase %v, %d entries dropped by the system, %d reads too late, %d of lost bytes, %d revokes, "+
 		"%d freed pushed, %d sessions, %d lost, %d resumed, %d outcomes unknown, %d answers disowned\n", v.Phases, v.Drops, v.Late,
 		v.GenerationMisses, v.Revokes, v.Freed, v.Sessions, v.SessionsLost, v.Resumed, v.Unknown, v.Disowned)
+	fmt.Fprintf(&b, "%d views good, %d void, %d renewals, %d refused, %d too late\n", v.ViewsGood, v.ViewsVoid, v.Renewals,
+		v.RenewalsRefused, v.RenewalsLate)
 	line := func(name string, m map[string]uint64) {
 		fmt.Fprintf(&b, "%s:", name)
 		for _, k := range slices.Sorted(maps.Keys(m)) {

@@ -126,6 +126,7 @@ type mix struct {
 	delay                    int64 // mean, of a healthy link
 	putShare, deleteShare    int   // of 100 operations; the rest reads
 	remote                   float64
+	views                    int // of 100 reads, those in place for longer than a lease lasts
 }
 
 // draw makes a mix from a seed.
@@ -174,5 +175,6 @@ func draw(rng *rand.Rand) mix {
 	if m.faults.has(memberLag) {
 		m.keepLog = 1 + rng.Uint64N(30)
 	}
+	m.views = []int{0, 3, 10, 30}[rng.IntN(4)]
 	return m
 }

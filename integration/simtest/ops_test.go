@@ -25,6 +25,9 @@ func (c *client) worker(p *proc) {
 			c.put(p, key)
 		case n < put+remove:
 			c.remove(p, key)
+		case n < 88 && c.rng.IntN(100) < c.s.mix.views && c.views < maxViews:
+			c.views++
+			c.later(c.view)
 		case n < 88:
 			c.get(p, key)
 		case n < 93:
@@ -379,9 +382,7 @@ func (c *client) get(p *proc, key string) {
 		}
 		d := int64(r.LeaseMS) * ms
 		got, good := c.copyOut(p, key, r, sentAt+d-margin(d))
-		if r.Lease != 0 && len(c.releases) < 64 {
-			c.releases = append(c.releases, r.Lease)
-		}
+		c.giveLease(r.Lease)
 		if good == readLate {
 			s.linear.cancel(op)
 			s.cover.Late++
@@ -408,7 +409,19 @@ const (
 )
 
 func (c *client) lookup(p *proc, key string, leaseMS uint64) (*protocol.LookupResult, int64, *protocol.Error) {
-	req := protocol.LookupRequest{Keys: [][]byte{[]byte(key)}, LeaseMS: leaseMS}
+	results, sentAt, e := c.lookupAll(p, []string{key}, leaseMS)
+	if e != nil {
+		return nil, 0, e
+	}
+	return &results[0], sentAt, nil
+}
+
+// lookupAll looks keys up with one request.
+func (c *client) lookupAll(p *proc, keys []string, leaseMS uint64) ([]protocol.LookupResult, int64, *protocol.Error) {
+	req := protocol.LookupRequest{LeaseMS: leaseMS}
+	for _, key := range keys {
+		req.Keys = append(req.Keys, []byte(key))
+	}
 	if leaseMS == 0 && c.rng.IntN(3) == 0 {
 		req.LeaseMS = 5 + c.rng.Uint64N(900)
 	}
@@ -419,23 +432,22 @@ func (c *client) lookup(p *proc, key string, leaseMS uint64) (*protocol.LookupRe
 		req.Release, c.releases = c.releases, nil
 	}
 	typ := protocol.TypeLookup
-	if c.rng.IntN(3) == 0 {
+	if c.rng.IntN(3) == 0 || len(keys) > 1 {
 		typ, req.Packed = protocol.TypeBatchLookup, true
 	}
 	var rep protocol.LookupReply
 	sentAt, _, e := c.roundTrip(p, nil, typ, func() []byte { return req.AppendAs(nil, typ) }, 0, c.patience(),
 		func(b []byte) (*protocol.Error, error) {
 			err := rep.DecodeAs(b, typ)
-			if err == nil && rep.Code == 0 && len(rep.Results) != 1 {
-				c.s.fail("wire", "a lookup of one key has %d results", len(rep.Results))
+			if err == nil && rep.Code == 0 && len(rep.Results) != len(keys) {
+				c.s.fail("wire", "a lookup of %d keys has %d results", len(keys), len(rep.Results))
 			}
 			return &rep.Error, err
 		})
 	if e != nil {
 		return nil, 0, e
 	}
-	r := rep.Results[0]
-	return &r, sentAt, nil
+	return rep.Results, sentAt, nil
 }
 
 // copyOut copies an entry under its lease, which ends at a time of the client's clock.

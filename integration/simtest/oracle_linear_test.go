@@ -64,11 +64,14 @@ func (l *linear) begin(c *client, kind opKind, key string, version uint64) *oper
 	return op
 }
 
-func (l *linear) end(op *operation, out output) {
+func (l *linear) end(op *operation, out output) { l.endAt(op, out, l.s.now) }
+
+// endAt ends an operation that had its effect, or saw what it returns, until a time before now.
+func (l *linear) endAt(op *operation, out output, at int64) {
 	if l.straddles(op) {
 		return
 	}
-	op.over, op.Output, op.Return = true, out, l.s.now
+	op.over, op.Output, op.Return = true, out, at
 	l.close(op)
 }
 

@@ -27,6 +27,11 @@ func (s *sim) leaseBegins(c *client, mem *memory, from, n uint64, end int64, key
 	return l
 }
 
+// leaseRenewed notes that its holder has been told, in time, that it lasts longer.
+func (s *sim) leaseRenewed(l *lease, end int64) {
+	l.end = max(l.end, s.now+l.c.clock.length(end-l.c.clock.Boottime()))
+}
+
 // leaseEnds notes that its holder reads no more.
 func (s *sim) leaseEnds(l *lease) {
 	l.mem.readers = slices.DeleteFunc(l.mem.readers, func(x *lease) bool { return x == l })

@@ -74,6 +74,11 @@ func TestOraclesFail(t *testing.T) {
 			func(s *sim) { lendAndWrite(s, 100*ms, 0) },
 			func(s *sim) { lendAndWrite(s, 100*ms, 200*ms) },
 		},
+		"a page is written under a lease that was renewed": {
+			"lease",
+			func(s *sim) { lendAndRenew(s, 250*ms) },
+			func(s *sim) { lendAndRenew(s, 350*ms) },
+		},
 		"two owners": {
 			"owner",
 			func(s *sim) { a, _ := own(s, 1, 0, 4); own(s, 2, 3, 4); _ = a },
@@ -193,6 +198,18 @@ func lendAndWrite(s *sim, lease, after int64) {
 	reader := &client{s: s, n: 2, clock: clock{s: s}}
 	s.leaseBegins(reader, r.mem, 1, 1, reader.clock.Boottime()+lease, "a")
 	s.now += after
+	s.write(owner, r, 1, stamp{key: "b"})
+}
+
+// lendAndRenew has a page read under a lease of 200 ms that is renewed after half of it, and written some time after it
+// began.
+func lendAndRenew(s *sim, after int64) {
+	owner, r := own(s, 1, 0, 4)
+	reader := &client{s: s, n: 2, clock: clock{s: s}}
+	l := s.leaseBegins(reader, r.mem, 1, 1, reader.clock.Boottime()+200*ms, "a")
+	s.now += 100 * ms
+	s.leaseRenewed(l, reader.clock.Boottime()+200*ms)
+	s.now += after - 100*ms
 	s.write(owner, r, 1, stamp{key: "b"})
 }
 

@@ -58,7 +58,7 @@ func TestSwarm(t *testing.T) {
 	t.Logf("%v\n%v", time.Since(w.begun).Round(time.Millisecond), w.total)
 	w.write()
 	if w.total.Seeds >= 200 && *flagFaults == "all" {
-		require.Empty(t, w.total.never(), "these faults never fired")
+		require.Empty(t, w.total.never(), "this never happened")
 	}
 }
 
