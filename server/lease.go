@@ -10,7 +10,8 @@ import (
 // pays for that part only.
 const slotChunk = 4096
 
-// maxHolders is how many holders of one entry's lease can end it early; more only prolong it.
+// maxHolders is how many holders of one entry's lease can end it early. More of them share a name, by which they can only
+// prolong it.
 const maxHolders = 63
 
 // slotLease is what the leader knows of one entry beside the index: 24 bytes, no pointers.
@@ -136,13 +137,10 @@ func (l *leases) grant(s meta.Slot, r meta.RegionID, now, until int64) uint64 {
 		g.until = until
 	}
 	holder := x.era & holderMask
-	if holder == maxHolders {
-		// Without a name of its own this holder cannot release: one that never does holds for it.
-		x.held |= 1 << maxHolders
-		return 0
-	}
 	x.held |= 1 << holder
-	x.era++
+	if holder < maxHolders {
+		x.era++
+	}
 	return uint64(x.era&^holderMask|holder)<<32 | uint64(s)
 }
 
@@ -161,10 +159,11 @@ func (l *leases) lookup(lease uint64) (*slotLease, uint64) {
 	return x, bit
 }
 
-// release ends a lease early, and reports whether it was held. What has been released or renamed before is ignored.
+// release ends a lease early, and reports whether it was held. What has been released or renamed before is ignored, and
+// so is a name that others may have too.
 func (l *leases) release(lease uint64, now int64) bool {
 	x, bit := l.lookup(lease)
-	if x == nil {
+	if x == nil || bit == 1<<maxHolders {
 		return false
 	}
 	x.held &^= bit

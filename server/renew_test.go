@@ -116,3 +116,33 @@ func TestARenewalOfWhatIsAboutToGoIsRefused(t *testing.T) {
 	r.m.leases.mu.Unlock()
 	require.Equal(t, []bool{true}, c.renew(1000, held.Lease))
 }
+
+// TestAnEntryThatManyReadIsRenewedForAll: those beyond the holders that have a name of their own share one. They cannot
+// end the lease early, for they would end each other's; but they can renew it, or no view of a hot entry could be held
+// for longer than one lease.
+func TestAnEntryThatManyReadIsRenewedForAll(t *testing.T) {
+	r := newRig(t)
+	r.device(1)
+	c := r.client("a")
+	c.store("k", 1)
+	r.afterGrace()
+	var named, shared []uint64
+	for range maxHolders {
+		named = append(named, c.lookup("k0")[0].Lease)
+	}
+	for range 3 {
+		shared = append(shared, c.lookup("k0")[0].Lease)
+	}
+	r.pass(400 * time.Millisecond)
+	require.Equal(t, []bool{true, true, true}, c.renew(1000, shared...))
+	c.release(append(named, shared[:2]...)...)
+	seq := c.send(protocol.TypeRequestAlloc, allocBody(c, evict(1)))
+	r.pass(900 * time.Millisecond)
+	require.Nil(t, c.answer(seq), "the third reads on")
+	require.Equal(t, []bool{true}, c.renew(1000, shared[2]))
+	r.pass(900 * time.Millisecond)
+	require.Nil(t, c.answer(seq))
+	r.pass(110 * time.Millisecond)
+	require.Equal(t, []string{"k0"}, victims(allocReply(t, c.answer(seq))))
+	require.Equal(t, []bool{false}, c.renew(1000, shared[2]))
+}
