@@ -18,8 +18,7 @@ type clearMark struct {
 // lost, its region not taken, its time is not over.
 func (m *Machine) alive(x *entry) bool {
 	r := m.regionOf(x)
-	return r.generation == r.device.Generation && r.state <= RegionDeparted &&
-		x.birth > m.head.clearedAll &&
+	return r.served() && x.birth > m.head.clearedAll &&
 		(x.expires == 0 || x.expires > m.head.now) && (len(m.head.marks) == 0 || !m.marked(x))
 }
 

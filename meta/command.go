@@ -33,6 +33,7 @@ const (
 	KindIncarnation  Kind = 20 // metadata may have gone back in time
 	KindEmptyRegion  Kind = 21 // remove a bounded number of a departed region's entries
 	KindExpirePins   Kind = 22 // undo the pins whose time is over
+	KindTenant       Kind = 23 // a tenant's limits
 )
 
 // Header precedes every command. A command with Session and Seq is applied once: its result is remembered until
@@ -197,8 +198,12 @@ type RevokeDone struct {
 // FreeRegion gives a draining region's extent back.
 type FreeRegion struct{ Region RegionID }
 
-// EmptyRegion removes up to MaxChorePerCommand entries of a departed region.
-type EmptyRegion struct{ Region RegionID }
+// EmptyRegion removes up to MaxChorePerCommand entries of a departed region, on behalf of a session (0 = of nobody, and
+// before VersionTenants) that is given it afterwards.
+type EmptyRegion struct {
+	Region RegionID
+	For    SessionID
+}
 
 // AddDevice adds a device, which nobody else can write to: it is new, or was replaced by another inode.
 type AddDevice struct {
@@ -239,6 +244,12 @@ type NewIncarnation struct{ Incarnation uint64 }
 // ExpirePins undoes durable and soft pins whose time is over, at most MaxDropPerCommand.
 type ExpirePins struct{}
 
+// SetTenant replaces a tenant's limits. A tenant that is not there yet is made, unless nothing is to be set.
+type SetTenant struct {
+	Tenant string
+	Limits TenantLimits
+}
+
 // Kind implements Command.
 func (*OpenSession) Kind() Kind  { return KindOpenSession }
 func (*CloseSession) Kind() Kind { return KindCloseSession } //nolint:revive // see Command
@@ -267,6 +278,7 @@ func (*DropDevice) Kind() Kind     { return KindDropDevice }  //nolint:revive //
 func (*SetSettings) Kind() Kind    { return KindSettings }    //nolint:revive // see Command
 func (*NewIncarnation) Kind() Kind { return KindIncarnation } //nolint:revive // see Command
 func (*ExpirePins) Kind() Kind     { return KindExpirePins }  //nolint:revive // see Command
+func (*SetTenant) Kind() Kind      { return KindTenant }      //nolint:revive // see Command
 
 func (c *OpenSession) appendTo(b []byte) []byte {
 	b = appendBytes(b, c.Instance)
@@ -533,8 +545,21 @@ func (c *RevokeDone) decode(d *decoder) { c.Region, c.Epoch = RegionID(d.uvarint
 func (c *FreeRegion) appendTo(b []byte) []byte { return binary.AppendUvarint(b, uint64(c.Region)) }
 func (c *FreeRegion) decode(d *decoder)        { c.Region = RegionID(d.uvarint()) }
 
-func (c *EmptyRegion) appendTo(b []byte) []byte { return binary.AppendUvarint(b, uint64(c.Region)) }
-func (c *EmptyRegion) decode(d *decoder)        { c.Region = RegionID(d.uvarint()) }
+// appendTo leaves For out where there is none: binaries that know no VersionTenants must be able to read the command.
+func (c *EmptyRegion) appendTo(b []byte) []byte {
+	b = binary.AppendUvarint(b, uint64(c.Region))
+	if c.For != 0 {
+		b = binary.AppendUvarint(b, uint64(c.For))
+	}
+	return b
+}
+
+func (c *EmptyRegion) decode(d *decoder) {
+	c.Region = RegionID(d.uvarint())
+	if len(d.b) > 0 {
+		c.For = SessionID(d.uvarint())
+	}
+}
 
 func (c *AddDevice) appendTo(b []byte) []byte {
 	for _, s := range []string{c.UUID, c.Path, c.Node, c.Tier, c.Coherence, c.BootID} {
@@ -591,3 +616,10 @@ func (c *NewIncarnation) decode(d *decoder)        { c.Incarnation = d.u64() }
 
 func (*ExpirePins) appendTo(b []byte) []byte { return b }
 func (*ExpirePins) decode(*decoder)          {}
+
+func (c *SetTenant) appendTo(b []byte) []byte { return c.Limits.appendTo(appendBytes(b, c.Tenant)) }
+
+func (c *SetTenant) decode(d *decoder) {
+	c.Tenant = d.string()
+	c.Limits.decode(d)
+}

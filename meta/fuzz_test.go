@@ -37,6 +37,7 @@ func sampleCommands() []Command {
 		&AddDevice{UUID: "u", Path: "p", Node: "n", Tier: "cxl", Coherence: "none", Size: 1, Align: 2, Volatile: true, Generation: 3},
 		&Retire{Device: 1, Generation: 2, BootID: "b", Size: 3, Path: "p", Fenced: true}, &DropDevice{Device: 1},
 		&SetSettings{Settings: DefaultSettings()}, &NewIncarnation{Incarnation: 3}, &EmptyRegion{Region: 1}, &ExpirePins{},
+		&EmptyRegion{Region: 1, For: 2}, &SetTenant{Tenant: "t", Limits: TenantLimits{Guarantee: 3, MaxPins: 4}},
 	}
 }
 
@@ -45,7 +46,7 @@ func blankCommand(k Kind) Command {
 	for _, c := range []Command{
 		&OpenSession{}, &CloseSession{}, &Fence{}, &Alloc{}, &ReturnRegion{}, &Register{}, &Delete{}, &Pin{}, &Pin{Undo: true},
 		&Cancel{}, &Clear{}, &Sweep{}, &Mark{}, &RevokeDone{}, &FreeRegion{}, &AddDevice{}, &Retire{}, &DropDevice{},
-		&SetSettings{}, &NewIncarnation{}, &EmptyRegion{}, &ExpirePins{},
+		&SetSettings{}, &NewIncarnation{}, &EmptyRegion{}, &ExpirePins{}, &SetTenant{},
 	} {
 		if c.Kind() == k {
 			return c
@@ -62,7 +63,7 @@ func FuzzCommand(f *testing.F) {
 		seen[c.Kind()] = true
 		f.Add(uint8(c.Kind()), c.appendTo(nil))
 	}
-	for k := KindOpenSession; k <= KindExpirePins; k++ {
+	for k := KindOpenSession; k <= KindTenant; k++ {
 		require.True(f, seen[k], "kind %d has no sample", k)
 	}
 	f.Fuzz(func(t *testing.T, kind uint8, body []byte) {
@@ -239,4 +240,15 @@ func TestOpenRefusesWhatNoMachineWrote(t *testing.T) {
 			require.ErrorIs(t, err, ErrCorrupt)
 		})
 	}
+}
+
+// TestOpenRefusesALaterVersion: what the pool is raised to, every binary that goes on must know.
+func TestOpenRefusesALaterVersion(t *testing.T) {
+	p := newPool(t)
+	require.Equal(t, uint32(VersionFirst), p.m.Settings().Version, "a log must lead to the same state under every binary")
+	p.m.settings.Version = ClusterVersion + 1
+	p.m.changed(&p.m.set)
+	p.flush()
+	_, err := Open(p.store)
+	require.ErrorContains(t, err, "version is 3, this binary supports up to 2: run a newer one")
 }

@@ -89,9 +89,11 @@ func (p *pool) device(size uint64) DeviceID {
 	return DeviceID(r.Count)
 }
 
-func (p *pool) open(instance string) SessionID {
+func (p *pool) open(instance string) SessionID { return p.openOf(DefaultTenant, instance) }
+
+func (p *pool) openOf(tenant, instance string) SessionID {
 	code, body := p.apply(Header{}, &OpenSession{
-		Instance: instance, TTLMS: 10_000, Secret: p.index + 99, Features: protocol.FeaturePush,
+		Instance: instance, Tenant: tenant, TTLMS: 10_000, Secret: p.index + 99, Features: protocol.FeaturePush,
 	})
 	require.Zero(p.tb, code)
 	r, err := DecodeSession(body)
@@ -151,6 +153,11 @@ func (m *Machine) describe() []string {
 	}
 	for _, c := range m.sortedContexts() {
 		line(c)
+	}
+	for _, c := range m.sortedContexts() {
+		if c.id == c.tenant.base && c.tenant.limits.TenantLimits != (TenantLimits{}) {
+			line(c.tenant.limits)
+		}
 	}
 	for _, s := range m.sortedSessions() {
 		line(s)

@@ -266,6 +266,8 @@ func newCommand(k Kind) Command {
 		return &NewIncarnation{}
 	case KindExpirePins:
 		return &ExpirePins{}
+	case KindTenant:
+		return &SetTenant{}
 	default:
 		return nil
 	}
@@ -313,6 +315,8 @@ func (m *Machine) applyCommand(h Header, s *session, c Command, out *Results) er
 		m.applyIncarnation(c, out)
 	case *ExpirePins:
 		m.applyExpirePins(out)
+	case *SetTenant:
+		m.applyTenant(c, out)
 	}
 	return nil
 }
@@ -325,14 +329,11 @@ func (m *Machine) applySettings(c *SetSettings, out *Results) error {
 	case n.Version < m.settings.Version, n.PageSize%MinPageSize != 0 || n.PageSize == 0, n.RegionSize < n.PageSize:
 		out.fail(protocol.CodeBadRequest)
 		return nil
-	case n.Version > ClusterVersion:
-		return fmt.Errorf("the cluster's version is %d, this binary supports up to %d: run a newer one", n.Version,
-			ClusterVersion)
 	case m.set.oldPolicy != "" && (n.Policy != m.settings.Policy || n.TTLMS != m.settings.TTLMS):
 		out.fail(protocol.CodeBusy) // the last change is still in progress
 		return nil
 	}
-	if err := knownPolicy(n.Policy); err != nil {
+	if err := n.supported(); err != nil {
 		return err
 	}
 	old := m.settings
@@ -341,6 +342,14 @@ func (m *Machine) applySettings(c *SetSettings, out *Results) error {
 	m.changed(&m.set)
 	out.code(0)
 	return nil
+}
+
+// supported says whether this binary can go on under the settings.
+func (s *Settings) supported() error {
+	if s.Version > ClusterVersion {
+		return fmt.Errorf("the cluster's version is %d, this binary supports up to %d: run a newer one", s.Version, ClusterVersion)
+	}
+	return knownPolicy(s.Policy)
 }
 
 func knownPolicy(name string) error {

@@ -38,6 +38,7 @@ const (
 	recPolicy   = 'L'
 	recRegion   = 'R'
 	recSession  = 'S'
+	recTenant   = 'T'
 )
 
 // stateFormat is the first byte of the head record, raised when the layout of records changes.
@@ -359,7 +360,7 @@ func (m *Machine) loadObjects(store Store) error {
 				return err
 			}
 		}
-		return knownPolicy(m.settings.Policy)
+		return m.settings.supported()
 	}); err != nil {
 		return err
 	}
@@ -374,6 +375,9 @@ func (m *Machine) loadObjects(store Store) error {
 		return err
 	}
 	if err := scan(m, store, recContext, func() *contextRecord { return &contextRecord{} }, m.loadContext); err != nil {
+		return err
+	}
+	if err := scan(m, store, recTenant, func() *tenantRecord { return &tenantRecord{} }, m.loadTenant); err != nil {
 		return err
 	}
 	if err := scan(m, store, recSession, func() *session { return &session{} }, func(s *session) error {

@@ -121,7 +121,7 @@ func (m *Machine) pinEntry(s *session, t *tenant, slot Slot, c *Pin) protocol.Co
 	case !c.durable() && s == nil:
 		return protocol.CodeBadRequest
 	case !c.durable() && len(s.pins) >= MaxSessionPins, c.durable() && t.pins >= MaxDurablePins,
-		len(m.pinsOf[slot]) >= maxPinsPerEntry:
+		t.limits.MaxPins != 0 && t.pins+t.sessionPins >= t.limits.MaxPins, len(m.pinsOf[slot]) >= maxPinsPerEntry:
 		return protocol.CodeLimit
 	}
 	m.head.nextPin++
@@ -152,12 +152,13 @@ func (m *Machine) holdPin(p *pin, x *entry) {
 	}
 }
 
-// countPin keeps the tenant's counter and the list of pins with an end.
+// countPin keeps the tenant's counters and the list of pins with an end.
 func (m *Machine) countPin(p *pin, x *entry, by int) {
+	t := m.contextOf(x).tenant
 	if p.session != 0 {
+		t.sessionPins += uint64(by) //nolint:gosec // by is 1 or -1: wraps to a subtraction
 		return
 	}
-	t := m.contextOf(x).tenant
 	t.pins += uint64(by) //nolint:gosec // by is 1 or -1: wraps to a subtraction
 	if p.untilMS == 0 {
 		return

@@ -29,7 +29,7 @@ const (
 	PlanNothing PlanKind = iota + 1 // the client's free pages suffice: answer at once; count Touched as used
 	PlanCommand                     // log Cmd
 	PlanMark                        // log Mark{Region}, then wait for its owner or a fence, and plan again
-	PlanEmpty                       // log EmptyRegion{Region}, then plan again
+	PlanEmpty                       // log EmptyRegion{Region, For}, then plan again
 	PlanWait                        // what could be evicted is leased, in quarantine or being given up: plan again later
 	PlanRefuse                      // answer Code and Message
 )
@@ -39,9 +39,11 @@ type AllocPlan struct {
 	Kind    PlanKind
 	Cmd     Alloc
 	Region  RegionID
+	For     SessionID // with PlanEmpty: see EmptyRegion
 	Code    protocol.Code
 	Message string
 	Never   bool   // with PlanRefuse: not even an empty pool could give what is asked for
+	Kept    bool   // with PlanRefuse: what could be evicted is guaranteed to other tenants
 	Found   []bool // for PlanNothing: per key of the request
 	Touched []Slot // for PlanNothing
 }
@@ -67,6 +69,8 @@ type planner struct {
 	found    []bool
 	wait     bool // something could be had later
 	coming   bool // a region of another's is on its way to the instance
+	kept     bool // something could be had, but for the guarantee of another tenant
+	spaces   map[*tenant]uint64
 }
 
 // PlanAlloc is Reading.PlanAlloc as of the last stamped log time.
@@ -95,6 +99,13 @@ func (r *Reading) PlanAlloc(id SessionID, req *protocol.AllocRequest, g Guard, l
 	}
 	if p.wait {
 		return AllocPlan{Kind: PlanWait}
+	}
+	if p.kept {
+		return AllocPlan{
+			Kind: PlanRefuse, Code: protocol.CodeNoSpace, Kept: true,
+			Message: "the pool is full, and what is left to evict is guaranteed to other tenants: larder ctl tenants lists them; " +
+				"lower a guarantee, or enlarge the pool",
+		}
 	}
 	return refuse(protocol.CodeNoSpace, "the pool is full and nothing in it may be evicted for this instance: unpin "+
 		"entries, close idle clients, or enlarge the pool")
@@ -361,7 +372,11 @@ func (p *planner) departed() AllocPlan {
 		return AllocPlan{}
 	}
 	if r.live > MaxDropPerCommand {
-		return AllocPlan{Kind: PlanEmpty, Region: r.id}
+		plan := AllocPlan{Kind: PlanEmpty, Region: r.id}
+		if p.m.settings.Version >= VersionTenants {
+			plan.For = p.s.id
+		}
+		return plan
 	}
 	p.cmd.Region = r.id
 	return p.command(2)
@@ -374,11 +389,11 @@ func (p *planner) others() AllocPlan {
 	}
 	young := false
 	r := p.fewest(p.m.sortedRegions(), func(r *region) bool {
-		if r.state == RegionMarked || r.state == RegionOrphaned {
+		if r.state == RegionMarked || r.state == RegionOrphaned && !p.keeps(r) {
 			p.wait = true // it may come free: its owner may answer, or be proven dead
 			return false
 		}
-		if r.state != RegionOwned || r.owner == p.s || r.pinned > 0 || r.length < p.least || !r.owner.hears() {
+		if r.state != RegionOwned || r.owner == p.s || r.pinned > 0 || r.length < p.least || !r.owner.hears() || p.keeps(r) {
 			return false
 		}
 		if !p.last && p.at.now-r.bornMS < p.m.settings.MinRegionAgeMS {
@@ -428,11 +443,26 @@ func (p *planner) usable(r *region) bool {
 	if r.pinned > 0 || r.length < p.least || r.generation != r.device.Generation {
 		return false
 	}
+	if p.keeps(r) {
+		return false
+	}
 	if p.g.RegionBusy(r.id) {
 		p.wait = true
 		return false
 	}
 	return true
+}
+
+// keeps reports whether a region is guaranteed to another tenant than the instance's, and notes if so.
+func (p *planner) keeps(r *region) bool {
+	kept := p.m.keeps(r, p.s, func() map[*tenant]uint64 {
+		if p.spaces == nil { // once for all regions
+			p.spaces = p.m.spaces()
+		}
+		return p.spaces
+	})
+	p.kept = p.kept || kept
+	return kept
 }
 
 // fewest returns the region with the fewest live entries, of those the oldest, of those the first.

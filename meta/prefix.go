@@ -43,8 +43,6 @@ func (m *Machine) tenantOf(name string) (*tenant, bool) {
 	return t, true
 }
 
-func newTenant(name string) *tenant { return &tenant{name: name, salt: xxh3.HashString(name)} }
-
 // tenantFor returns the tenant that a command acts for.
 func (m *Machine) tenantFor(s *session) *tenant {
 	if s != nil {

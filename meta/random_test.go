@@ -77,6 +77,13 @@ func (p *pool) check() {
 		require.True(t, s.open || len(s.regions) > 0, "a closed session without regions is forgotten")
 	}
 	require.Equal(t, int(m.table.count)-pins, inPolicies, "what is not pinned is in a policy")
+	holders := map[*tenant]uint64{}
+	for slot, pins := range m.pinsOf {
+		holders[m.contextOf(m.table.at(slot)).tenant] += uint64(len(pins))
+	}
+	for _, x := range m.tenants {
+		require.Equal(t, holders[x], x.pins+x.sessionPins)
+	}
 }
 
 // Random commands, some of them nonsense, leave every invariant intact; a replica that applies the same log, and one
@@ -95,7 +102,7 @@ func randomRun(t *testing.T, name string, seed uint64, steps int) {
 	p := newPool(t)
 	g := generator{r: r, p: p}
 	s := DefaultSettings()
-	s.Policy, s.MinRegionAgeMS = name, 100
+	s.Policy, s.MinRegionAgeMS, s.Version = name, 100, ClusterVersion
 	p.apply(Header{}, &SetSettings{s})
 	p.device(32 * page)
 	p.device(16 * page)
@@ -130,7 +137,7 @@ type generator struct {
 
 func (g *generator) session() SessionID {
 	if len(g.sessions) == 0 || g.r.IntN(20) == 0 {
-		g.sessions = append(g.sessions, g.p.open(fmt.Sprintf("i%d", len(g.sessions))))
+		g.sessions = append(g.sessions, g.p.openOf([]string{DefaultTenant, "acme"}[len(g.sessions)%3/2], fmt.Sprintf("i%d", len(g.sessions))))
 	}
 	return g.sessions[g.r.IntN(len(g.sessions))]
 }
@@ -147,7 +154,7 @@ func (g *generator) keys() [][]byte {
 
 func (g *generator) step() {
 	p, id := g.p, g.session()
-	switch g.r.IntN(20) {
+	switch g.r.IntN(21) {
 	case 0, 1, 2:
 		g.alloc(id)
 	case 3, 4, 5, 6, 7, 8:
@@ -175,7 +182,7 @@ func (g *generator) step() {
 		if regions := p.m.Regions(); len(regions) > 0 {
 			x := regions[g.r.IntN(len(regions))]
 			p.do(x.Owner, []Command{
-				&ReturnRegion{x.ID}, &RevokeDone{x.ID, x.Epoch}, &EmptyRegion{x.ID}, &FreeRegion{x.ID}, &Mark{x.ID, id},
+				&ReturnRegion{x.ID}, &RevokeDone{x.ID, x.Epoch}, &EmptyRegion{x.ID, id}, &FreeRegion{x.ID}, &Mark{x.ID, id},
 			}[g.r.IntN(5)])
 		}
 	case 16:
@@ -198,6 +205,10 @@ func (g *generator) step() {
 			s.Policy = policy.Names()[g.r.IntN(len(policy.Names()))]
 			p.apply(Header{}, &SetSettings{s})
 		}
+	case 20:
+		p.apply(Header{}, &SetTenant{[]string{DefaultTenant, "acme"}[g.r.IntN(2)], TenantLimits{
+			Guarantee: g.r.Uint64N(4) * g.r.Uint64N(16) * page, MaxPins: g.r.Uint64N(3) * g.r.Uint64N(8),
+		}})
 	}
 }
 
@@ -217,12 +228,19 @@ func (g *generator) alloc(id SessionID) {
 	if g.r.IntN(3) == 0 {
 		req.Keys, req.FreePages = g.keys(), g.r.Uint64N(3)
 	}
+	info, _ := g.p.m.Session(id)
+	before := g.p.m.Stats().Tenants
 	switch plan, _ := g.p.alloc(id, req); plan.Kind {
 	case PlanMark:
 		g.p.apply(Header{}, &Mark{plan.Region, id})
 	case PlanEmpty:
-		g.p.apply(Header{}, &EmptyRegion{plan.Region})
+		g.p.apply(Header{}, &EmptyRegion{plan.Region, plan.For})
 	default: // applied by alloc, or nothing to apply
+	}
+	for i, x := range g.p.m.Stats().Tenants {
+		if x.Name != info.Tenant {
+			require.GreaterOrEqual(g.p.tb, x.Space, min(before[i].Space, x.Guarantee), "no other tenant is taken below its guarantee")
+		}
 	}
 }
 
@@ -291,13 +309,13 @@ func (g *generator) session2(id SessionID) {
 // verify compares lookups with a walk over everything that is there.
 func (g *generator) verify() {
 	m := g.p.m
-	seen := map[string]bool{}
+	seen := map[[2]string]bool{}
 	for slot := range m.table.end {
 		if m.table.live(slot) {
-			key := string(m.Key(slot))
-			require.False(g.p.tb, seen[key], "a key is held once")
+			key := [2]string{m.Entry(slot).Tenant, string(m.Key(slot))}
+			require.False(g.p.tb, seen[key], "a tenant's key is held once")
 			seen[key] = true
-			found, ok := m.Find(TenantID{}, []byte(key))
+			found, ok := m.Find(m.Tenant(key[0]), []byte(key[1]))
 			require.Equal(g.p.tb, m.Live(slot), ok)
 			if ok {
 				require.Equal(g.p.tb, slot, found)

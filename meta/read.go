@@ -14,7 +14,7 @@ func (m *Machine) Tenant(name string) TenantID {
 	return TenantID{&tenant{name: name}}
 }
 
-// HasTenant reports whether a tenant has ever had a session.
+// HasTenant reports whether a tenant is there: it has had a session, or limits.
 func (m *Machine) HasTenant(name string) bool { return m.tenants[name] != nil }
 
 // Reading reads a Machine at a log time: entries whose time is over by then are not served. Like the Machine's own
@@ -322,12 +322,15 @@ type counters struct {
 	Allocs       [4]uint64       // REQUEST_ALLOCs carried out, by phase
 }
 
-// TenantStats counts what a tenant holds.
+// TenantStats counts what a tenant holds, and says what it may.
 type TenantStats struct {
-	Name    string
-	Entries uint64
-	Bytes   uint64
-	Pins    uint64
+	Name        string
+	Entries     uint64
+	Bytes       uint64 // of the entries
+	Space       uint64 // bytes of the regions in which they are served: what a guarantee is about
+	Pins        uint64 // durable and soft
+	SessionPins uint64
+	TenantLimits
 }
 
 // Stats sums up the machine.
@@ -367,10 +370,11 @@ func (m *Machine) Stats() Stats {
 	for _, d := range m.devices {
 		_, free := d.largestFree()
 		s.FreeBytes += free
-		s.PoolBytes += d.room()
 	}
+	s.PoolBytes = m.poolBytes()
+	spaces := m.spaces()
 	for _, t := range sortedValues(m.tenants, func(t *tenant) uint64 { return uint64(t.base) }) {
-		s.Tenants = append(s.Tenants, TenantStats{t.name, t.entries, t.bytes, t.pins})
+		s.Tenants = append(s.Tenants, TenantStats{t.name, t.entries, t.bytes, spaces[t], t.pins, t.sessionPins, t.limits.TenantLimits})
 	}
 	return s
 }

@@ -48,6 +48,11 @@ type partition struct {
 // beyond reports whether a region reaches beyond the end of its device, which has shrunk: it is never given again.
 func (r *region) beyond() bool { return r.offset+r.length > r.device.dataEnd() }
 
+// served reports whether what lies in a region may be: it was not taken from its owner, nor were its bytes lost.
+func (r *region) served() bool {
+	return r.state <= RegionDeparted && r.generation == r.device.Generation
+}
+
 // pages returns how many whole pages a region has.
 func (r *region) pages() uint64 { return r.length / r.pageSize }
 
@@ -191,7 +196,8 @@ func (m *Machine) applyReturn(s *session, c *ReturnRegion, out *Results) {
 
 func (m *Machine) applyMark(c *Mark, out *Results) {
 	r := m.regions[c.Region]
-	if r == nil || r.state != RegionOwned && r.state != RegionOrphaned || r.pinned > 0 {
+	if r == nil || r.state != RegionOwned && r.state != RegionOrphaned || r.pinned > 0 ||
+		c.For != 0 && m.keeps(r, m.sessions[c.For], m.spaces) {
 		out.fail(protocol.CodePending) // it has changed since it was planned
 		return
 	}
@@ -223,7 +229,8 @@ func (m *Machine) applyRevokeDone(s *session, c *RevokeDone, out *Results) {
 
 func (m *Machine) applyEmptyRegion(c *EmptyRegion, out *Results) {
 	r := m.regions[c.Region]
-	if r == nil || r.state == RegionOwned || r.state == RegionOrphaned || r.pinned > 0 && r.state == RegionDeparted {
+	if r == nil || r.state == RegionOwned || r.state == RegionOrphaned || r.pinned > 0 && r.state == RegionDeparted ||
+		c.For != 0 && m.keeps(r, m.sessions[c.For], m.spaces) {
 		out.fail(protocol.CodePending)
 		return
 	}

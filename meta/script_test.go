@@ -15,7 +15,9 @@ import (
 // it, and what came of it. To accept new output run with -rewrite, and commit it only if you understand every line.
 //
 //	device pages=N                            a device with room for N pages
-//	settings [policy=P] [max-regions=N] [min-age=MS]
+//	settings [policy=P] [max-regions=N] [min-age=MS] [version=N]
+//	tenant NAME [guarantee=PAGES] [bytes=N] [max-pins=N]
+//	                                          its limits, anew; bytes are added to the guarantee
 //	open NAME [tenant=T]                      a session for an instance
 //	alloc NAME need=N | size=N [whole] [keys=(a,b)] [free=N] [evict=false] [last]
 //	                                          plan a REQUEST_ALLOC, and log what the plan says
@@ -24,12 +26,13 @@ import (
 //	find KEY ... [tenant=T]                   a lookup
 //	match model=M hashes=(h,h,...) [members=N]
 //	delete|pin|unpin NAME KEY ... [owner=O] [soft] [until=MS]
-//	return|revoke-done NAME region=R          mark|free|empty region=R [for=NAME]
+//	return|revoke-done NAME region=R          mark|free|empty region=R [for=NAME]   give NAME region=R
 //	close|fence NAME [fenced]                 clear NAME [all] [prefix=P] [model=M]
-//	sweep N    retire device=D [fenced]       expire-pins    time MS    incarnation N
+//	sweep N    retire device=D [fenced] [pages=N]       expire-pins    time MS    incarnation N
 //	touch KEY ...                             lookups that the leader collected
 //	restart                                   rebuild from the store
 //	state                                     regions, entries, order
+//	tenants                                   what each has, and its limits
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		t.Helper()
@@ -123,6 +126,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		d.MaybeScanArgs(t, "policy", &n.Policy)
 		d.MaybeScanArgs(t, "max-regions", &n.MaxRegionsPerInstance)
 		d.MaybeScanArgs(t, "min-age", &n.MinRegionAgeMS)
+		d.MaybeScanArgs(t, "version", &n.Version)
 		return s.verdict(0, &SetSettings{n})
 	case "open":
 		name, features := d.CmdArgs[0].Key, protocol.FeaturePush
@@ -166,6 +170,8 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		return "same state\n"
 	case "state":
 		return s.scriptState()
+	case "tenants":
+		return s.scriptTenants()
 	}
 	return s.scriptSimple(t, d) + s.effects()
 }
@@ -206,7 +212,9 @@ func (s *script) scriptSimple(t *testing.T, d *datadriven.TestData) string {
 	case "free":
 		return s.verdict(0, &FreeRegion{region})
 	case "empty":
-		return s.verdict(0, &EmptyRegion{region})
+		return s.verdict(0, &EmptyRegion{region, s.names[s.text(t, d, "for")]})
+	case "give":
+		return s.verdict(id, &Alloc{Phase: 2, Region: region, PageSize: scriptPage})
 	case "close":
 		return s.verdict(0, &CloseSession{ID: id, Fenced: d.HasArg("fenced")})
 	case "fence":
@@ -226,12 +234,20 @@ func (s *script) scriptSimple(t *testing.T, d *datadriven.TestData) string {
 		return fmt.Sprintf("%d removed, %d left\n", r.Count, r.Left)
 	case "retire":
 		dev := s.m.devices[DeviceID(s.arg(t, d, "device"))]
-		return s.verdict(0, &Retire{Device: dev.id, Generation: dev.Generation + 1, Fenced: d.HasArg("fenced")})
+		c := &Retire{Device: dev.id, Generation: dev.Generation + 1, Fenced: d.HasArg("fenced")}
+		if n := s.arg(t, d, "pages"); n != 0 {
+			c.Size = (n + 1) * scriptPage
+		}
+		return s.verdict(0, c)
 	case "expire-pins":
 		_, body := s.send(0, &ExpirePins{})
 		r, err := DecodeCount(body)
 		require.NoError(t, err)
 		return fmt.Sprintf("%d ended\n", r.Count)
+	case "tenant":
+		return s.verdict(0, &SetTenant{d.CmdArgs[0].Key, TenantLimits{
+			Guarantee: s.arg(t, d, "guarantee")*scriptPage + s.arg(t, d, "bytes"), MaxPins: s.arg(t, d, "max-pins"),
+		}})
 	case "incarnation":
 		var n uint64
 		scanNumber(t, d.CmdArgs[0].Key, &n)
@@ -278,7 +294,7 @@ func (s *script) scriptAlloc(t *testing.T, d *datadriven.TestData) string {
 	case PlanMark:
 		return fmt.Sprintf("mark region %d: %s", plan.Region, s.verdict(0, &Mark{plan.Region, id})) + s.effects()
 	case PlanEmpty:
-		return fmt.Sprintf("empty region %d: %s", plan.Region, s.verdict(0, &EmptyRegion{plan.Region})) + s.effects()
+		return fmt.Sprintf("empty region %d: %s", plan.Region, s.verdict(0, &EmptyRegion{plan.Region, plan.For})) + s.effects()
 	case PlanCommand:
 	}
 	code, body := s.send(id, &plan.Cmd)
@@ -413,6 +429,18 @@ func (s *script) scriptState() string {
 	}
 	for _, d := range s.m.Devices() {
 		fmt.Fprintf(&b, "device %d: %d pages free\n", d.ID, d.Free/scriptPage)
+	}
+	return b.String()
+}
+
+func (s *script) scriptTenants() string {
+	var b strings.Builder
+	for _, x := range s.m.Stats().Tenants {
+		fmt.Fprintf(&b, "%s: %d entries, %d pages, %d+%d pins", x.Name, x.Entries, x.Space/scriptPage, x.Pins, x.SessionPins)
+		if x.TenantLimits != (TenantLimits{}) {
+			fmt.Fprintf(&b, "; guarantee %d pages + %d bytes, max-pins %d", x.Guarantee/scriptPage, x.Guarantee%scriptPage, x.MaxPins)
+		}
+		fmt.Fprintf(&b, "; %d pages can be guaranteed\n", s.m.Guaranteeable(x.Name)/scriptPage)
 	}
 	return b.String()
 }

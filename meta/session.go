@@ -43,16 +43,6 @@ type answer struct {
 	result   []byte
 }
 
-// tenant counts what its sessions hold.
-type tenant struct {
-	name    string
-	salt    uint64    // sets its keys apart in the index
-	base    ContextID // the context of entries that were registered without one
-	entries uint64
-	bytes   uint64
-	pins    uint64 // durable and soft
-}
-
 // SeqState says what is known of a seq.
 type SeqState uint8
 

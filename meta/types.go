@@ -40,7 +40,7 @@ const (
 	MaxClearMarks = 64
 	// MaxSessionPins bounds a session's own pins, since they are undone in one command when it ends.
 	MaxSessionPins = 4096
-	// MaxDurablePins bounds durable and soft pins of one tenant.
+	// MaxDurablePins bounds durable and soft pins of one tenant, and what SetTenant can limit its pins to.
 	MaxDurablePins = 65536
 	// MaxDropPerCommand bounds the entries that one command removes: as many as one REQUEST_ALLOC may need pages for.
 	MaxDropPerCommand = 4096
@@ -118,13 +118,21 @@ type Settings struct {
 	MinRegionAgeMS        uint64 // a live client's region is not taken before it is this old
 }
 
-// ClusterVersion is the newest version of commands and formats that this binary speaks.
-const ClusterVersion = 1
+// Versions of commands and formats that the cluster may be raised to, see Settings.Version.
+const (
+	// VersionFirst is what a pool begins with: a log that is applied from its first entry on must lead to the same state
+	// under every binary. The leader raises a new pool's at once.
+	VersionFirst = 1
+	// VersionTenants has SetTenant, and EmptyRegion for a session.
+	VersionTenants = 2
+	// ClusterVersion is the newest that this binary speaks.
+	ClusterVersion = VersionTenants
+)
 
-// DefaultSettings returns the settings of a new pool.
+// DefaultSettings returns the settings that a pool begins with.
 func DefaultSettings() Settings {
 	return Settings{
-		Version: ClusterVersion, Policy: "lru", PageSize: 64 << 10, RegionSize: 64 << 20, MinRegionAgeMS: 5000,
+		Version: VersionFirst, Policy: "lru", PageSize: 64 << 10, RegionSize: 64 << 20, MinRegionAgeMS: 5000,
 	}
 }
 

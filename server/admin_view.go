@@ -57,12 +57,24 @@ type StatsView struct {
 	Tenants        []TenantView      `json:"tenants"`
 }
 
-// TenantView shows what one tenant holds.
+// TenantView shows what one tenant holds, and its limits; lists of it answer GET /tenants, one answers POST.
 type TenantView struct {
-	Name    string `json:"name"`
-	Entries uint64 `json:"entries"`
-	Bytes   uint64 `json:"bytes"`
-	Pins    uint64 `json:"pins"`
+	Name        string `json:"name"`
+	Entries     uint64 `json:"entries"`
+	Bytes       uint64 `json:"bytes"`        // of the entries
+	Space       uint64 `json:"space"`        // bytes of the regions that they lie in: what a guarantee is about
+	Pins        uint64 `json:"pins"`         // operators', and other durable or soft ones
+	SessionPins uint64 `json:"session_pins"` // those that end with their sessions
+	Guarantee   uint64 `json:"guarantee"`    // bytes of the pool that others' evictions leave it; 0 = none
+	MaxPins     uint64 `json:"max_pins"`     // of both kinds; 0 = no limit of its own
+}
+
+// tenantView converts a tenant's counts.
+func tenantView(t *meta.TenantStats) TenantView {
+	return TenantView{
+		Name: t.Name, Entries: t.Entries, Bytes: t.Bytes, Space: t.Space, Pins: t.Pins, SessionPins: t.SessionPins,
+		Guarantee: t.Guarantee, MaxPins: t.MaxPins,
+	}
 }
 
 // regionStateList lists the states that a region can be in.
@@ -90,8 +102,8 @@ func statsView(s *meta.Stats) StatsView {
 	for _, reason := range removalReasons {
 		v.Removed[reason.String()] = s.Removed[reason]
 	}
-	for _, t := range s.Tenants {
-		v.Tenants = append(v.Tenants, TenantView(t))
+	for i := range s.Tenants {
+		v.Tenants = append(v.Tenants, tenantView(&s.Tenants[i]))
 	}
 	return v
 }

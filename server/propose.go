@@ -279,7 +279,7 @@ func (m *Master) addTo(g *group, r *request, data []byte, now int64) []byte {
 		return m.addOwn(g, data, r.plan.Region, &meta.Mark{Region: r.plan.Region, For: r.key.session})
 	case meta.PlanEmpty:
 		m.park(r, now, now)
-		return m.addOwn(g, data, r.plan.Region, &meta.EmptyRegion{Region: r.plan.Region})
+		return m.addOwn(g, data, r.plan.Region, &meta.EmptyRegion{Region: r.plan.Region, For: r.plan.For})
 	case meta.PlanWait:
 		return data // parked by planAlloc
 	default:

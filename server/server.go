@@ -465,6 +465,7 @@ func (s *Server) seed(ctx context.Context) error {
 	}
 	if now == 0 {
 		set := s.Settings()
+		set.Version = meta.ClusterVersion                                                // nobody has a release to go back to
 		set.Policy, set.TTLMS = s.cfg.EvictionPolicy, uint64(s.cfg.TTL/time.Millisecond) //nolint:gosec // checked by Validate
 		set.PageSize, set.RegionSize = uint64(s.cfg.PageSize), uint64(s.cfg.RegionSize)
 		set.MaxRegionsPerInstance = s.cfg.MaxRegionsPerInstance

@@ -100,6 +100,7 @@ func (m *member) seed(p *proc) bool {
 	}
 	if now == 0 {
 		set := meta.DefaultSettings()
+		set.Version = meta.ClusterVersion
 		set.Policy, set.PageSize, set.RegionSize = s.mix.policy, pageSize, 8*pageSize
 		set.MinRegionAgeMS, set.TTLMS = s.mix.minAgeMS, 30_000
 		if _, code := m.do(p, &meta.SetSettings{Settings: set}); code != protocol.CodeOK {

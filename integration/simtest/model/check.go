@@ -44,8 +44,8 @@ func (w *world) checkDevices() error {
 		for _, e := range w.free(d) {
 			free += e.length
 		}
-		if capacity := max(d.end(), d.DataOffset) - d.DataOffset; used+free != capacity {
-			return w.violation("used + free = capacity", capacity, fmt.Sprintf("%d + %d", used, free))
+		if used+free != d.capacity() {
+			return w.violation("used + free = capacity", d.capacity(), fmt.Sprintf("%d + %d", used, free))
 		}
 	}
 	return nil

@@ -197,6 +197,8 @@ func (w *world) execute(h meta.Header, s *session, c meta.Command, raw []byte) (
 		return w.newIncarnation(c), nil
 	case *meta.ExpirePins:
 		return w.expirePins(), nil
+	case *meta.SetTenant:
+		return w.setTenant(c), nil
 	default:
 		return w.executeSpace(s, c)
 	}
@@ -232,7 +234,7 @@ var kindNames = [...]string{
 	meta.KindSweep: "sweep", meta.KindMark: "mark", meta.KindRevokeDone: "revoke done",
 	meta.KindFreeRegion: "free region", meta.KindAddDevice: "add device", meta.KindRetire: "retire",
 	meta.KindDropDevice: "drop device", meta.KindSettings: "settings", meta.KindIncarnation: "incarnation",
-	meta.KindEmptyRegion: "empty region", meta.KindExpirePins: "expire pins",
+	meta.KindEmptyRegion: "empty region", meta.KindExpirePins: "expire pins", meta.KindTenant: "tenant",
 }
 
 func kindName(k meta.Kind) string {

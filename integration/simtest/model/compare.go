@@ -372,7 +372,10 @@ func (w *world) compareStats(m *meta.Machine) error {
 	}
 	tenants := map[string]*meta.TenantStats{}
 	for _, name := range w.tenants {
-		tenants[name] = &meta.TenantStats{Name: name, Pins: uint64(w.durablePins(name))}
+		tenants[name] = &meta.TenantStats{
+			Name: name, Pins: uint64(w.pinsOf(name, true)), SessionPins: uint64(w.pinsOf(name, false)), Space: w.space(name),
+			TenantLimits: w.limits[name],
+		}
 	}
 	keyBytes := uint64(0)
 	for _, e := range held {
@@ -395,7 +398,7 @@ func (w *world) compareStats(m *meta.Machine) error {
 		want.Regions[r.state]++
 	}
 	for _, d := range w.devices {
-		want.PoolBytes += max(d.end(), d.DataOffset) - d.DataOffset
+		want.PoolBytes += d.capacity()
 		for _, e := range w.free(d) {
 			want.FreeBytes += e.length
 		}

@@ -273,7 +273,7 @@ func (w *world) pinOne(s *session, c *meta.Pin, e *entry) protocol.Code {
 	case !durable && s == nil:
 		return protocol.CodeBadRequest
 	case !durable && len(w.pinList(func(p *pin) bool { return p.session == holder })) >= meta.MaxSessionPins,
-		durable && w.durablePins(tenantOf(s)) >= meta.MaxDurablePins, len(e.pins) >= maxPinsPerEntry:
+		durable && w.pinsOf(tenantOf(s), true) >= meta.MaxDurablePins, len(e.pins) >= maxPinsPerEntry, w.atPinLimit(tenantOf(s)):
 		return protocol.CodeLimit
 	}
 	w.pinIDs++
@@ -281,15 +281,21 @@ func (w *world) pinOne(s *session, c *meta.Pin, e *entry) protocol.Code {
 	return 0
 }
 
-// durablePins counts a tenant's durable and soft pins.
-func (w *world) durablePins(tenant string) int {
+// atPinLimit reports whether a tenant has as many pins as it may.
+func (w *world) atPinLimit(tenant string) bool {
+	limit := w.limits[tenant].MaxPins
+	return limit != 0 && uint64(w.pinsOf(tenant, true)+w.pinsOf(tenant, false)) >= limit
+}
+
+// pinsOf counts a tenant's durable and soft pins, or those of its sessions.
+func (w *world) pinsOf(tenant string, durable bool) int {
 	n := 0
 	for _, e := range w.entries {
 		if e == nil || e.ctx.Tenant != tenant {
 			continue
 		}
 		for _, p := range e.pins {
-			if p.session == 0 {
+			if (p.session == 0) == durable {
 				n++
 			}
 		}

@@ -291,6 +291,10 @@ func TestLiesInState(t *testing.T) {
 			s.MinRegionAgeMS++
 			return &meta.SetSettings{Settings: s}
 		}},
+		{"a tenant has limits", "sums", func(l *liar) meta.Command {
+			l.apply(nil, command{Command: &meta.SetSettings{Settings: version(l, meta.VersionTenants)}})
+			return &meta.SetTenant{Tenant: meta.DefaultTenant, Limits: meta.TenantLimits{MaxPins: 9}}
+		}},
 		{"a session ends", "region", func(l *liar) meta.Command { return &meta.CloseSession{ID: l.a} }},
 		{"a session opens", "sessions", func(*liar) meta.Command { return &meta.OpenSession{Instance: "c"} }},
 		{"a device joins", "devices", func(*liar) meta.Command {
@@ -307,7 +311,7 @@ func TestLiesInState(t *testing.T) {
 			cmd := command{Command: c.do(l)}
 			switch cmd.Command.(type) {
 			case *meta.Mark, *meta.SetSettings, *meta.CloseSession, *meta.OpenSession, *meta.AddDevice, *meta.Retire,
-				*meta.NewIncarnation:
+				*meta.NewIncarnation, *meta.SetTenant:
 			default:
 				cmd.Session = l.a // without a seq: no answer gives it away
 			}
@@ -367,4 +371,11 @@ func TestClone(t *testing.T) {
 	require.NoError(t, l.model.CompareState(l.m))
 	require.NoError(t, old.CompareState(oldMachine))
 	require.Equal(t, oldMachine.Applied(), old.Applied())
+}
+
+// version is the settings of a pool whose version is raised.
+func version(l *liar, to uint32) meta.Settings {
+	s := l.m.Settings()
+	s.Version = to
+	return s
 }

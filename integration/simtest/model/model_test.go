@@ -70,6 +70,7 @@ var reached = map[meta.Kind][]protocol.Code{
 	meta.KindIncarnation: {0},
 	meta.KindEmptyRegion: {0, protocol.CodePending},
 	meta.KindExpirePins:  {0},
+	meta.KindTenant:      {0, protocol.CodeNoSpace, protocol.CodeNotFound},
 }
 
 func randomRun(t *testing.T, name string, seed uint64, steps int, total map[outcome]int) {
@@ -80,7 +81,7 @@ func randomRun(t *testing.T, name string, seed uint64, steps int, total map[outc
 		g.policies = []string{name} // it never changes
 	}
 	s := meta.DefaultSettings()
-	s.Policy, s.MinRegionAgeMS = name, 100
+	s.Policy, s.MinRegionAgeMS, s.Version = name, 100, meta.ClusterVersion
 	p.apply(nil, command{Command: &meta.SetSettings{Settings: s}})
 	pages := uint64(64) << (2 * (seed % 2)) // tight and roomy
 	p.device("d0", pages)

@@ -335,7 +335,7 @@ func (g *generator) regionCommands(id meta.SessionID) []meta.Command {
 	}
 	return []meta.Command{
 		&meta.ReturnRegion{Region: x.ID}, &meta.RevokeDone{Region: x.ID, Epoch: x.Epoch - uint64(g.IntN(8)/7)},
-		&meta.EmptyRegion{Region: x.ID}, &meta.FreeRegion{Region: x.ID}, &meta.Mark{Region: x.ID, For: pick(g, g.sessions)},
+		&meta.EmptyRegion{Region: x.ID, For: id * meta.SessionID(g.IntN(2))}, &meta.FreeRegion{Region: x.ID}, &meta.Mark{Region: x.ID, For: pick(g, g.sessions)},
 	}
 }
 
@@ -348,6 +348,9 @@ func (g *generator) leaders(id meta.SessionID, n int) meta.Command {
 	}
 	switch n {
 	case 0:
+		if g.one(2) {
+			return g.limits()
+		}
 		return &meta.ExpirePins{}
 	case 1:
 		return &meta.Sweep{Limit: g.Uint32N(uint32(g.keyCount))}
@@ -358,6 +361,18 @@ func (g *generator) leaders(id meta.SessionID, n int) meta.Command {
 	default:
 		return g.sessionCommand(id)
 	}
+}
+
+// limits makes limits of a tenant, some of them more than the pool has.
+func (g *generator) limits() meta.Command {
+	c := &meta.SetTenant{Tenant: pick(g, []string{meta.DefaultTenant, meta.DefaultTenant, "acme", "acme", "nobody"})}
+	if g.one(2) {
+		c.Limits.Guarantee = g.Uint64N(60) * page
+	}
+	if g.one(3) {
+		c.Limits.MaxPins = g.Uint64N(6)
+	}
+	return c
 }
 
 func (g *generator) devices() meta.Command {
@@ -469,7 +484,7 @@ func (g *generator) alloc(id meta.SessionID) meta.Command {
 	case meta.PlanMark:
 		return &meta.Mark{Region: plan.Region, For: id}
 	case meta.PlanEmpty:
-		return &meta.EmptyRegion{Region: plan.Region}
+		return &meta.EmptyRegion{Region: plan.Region, For: plan.For}
 	default:
 		return &meta.Sweep{Limit: 5}
 	}

@@ -154,7 +154,7 @@ func (w *world) givable(r *region, s *session, c *meta.Alloc) bool {
 			return false
 		}
 		waits := w.sessions[r.forSession]
-		if r.state == meta.RegionDraining && waits != nil && waits.open && waits != s {
+		if r.state == meta.RegionDraining && waits != nil && waits.open && waits != s || w.guaranteed(r, s) {
 			return false
 		}
 	}
@@ -238,7 +238,8 @@ func (w *world) returnRegion(s *session, c *meta.ReturnRegion) result {
 
 func (w *world) mark(c *meta.Mark) result {
 	r := w.regions[c.Region]
-	if r == nil || r.state != meta.RegionOwned && r.state != meta.RegionOrphaned || w.pinned(r) > 0 {
+	if r == nil || r.state != meta.RegionOwned && r.state != meta.RegionOrphaned || w.pinned(r) > 0 ||
+		c.For != 0 && w.guaranteed(r, w.sessions[c.For]) {
 		return refused(protocol.CodePending)
 	}
 	r.forSession = c.For
@@ -268,7 +269,7 @@ func (w *world) revokeDone(s *session, c *meta.RevokeDone) result {
 func (w *world) emptyRegion(c *meta.EmptyRegion) result {
 	r := w.regions[c.Region]
 	if r == nil || r.state == meta.RegionOwned || r.state == meta.RegionOrphaned ||
-		r.state == meta.RegionDeparted && w.pinned(r) > 0 {
+		r.state == meta.RegionDeparted && w.pinned(r) > 0 || c.For != 0 && w.guaranteed(r, w.sessions[c.For]) {
 		return refused(protocol.CodePending)
 	}
 	n := w.empty(r, meta.MaxChorePerCommand)

@@ -20,6 +20,7 @@ type world struct {
 	contexts []*context
 	inUse    *context // by the REGISTER that is being carried out: it does not go with an entry that is replaced
 	tenants  []string // in the order of their making
+	limits   map[string]meta.TenantLimits
 	sessions map[meta.SessionID]*session
 	regions  map[meta.RegionID]*region
 	devices  map[meta.DeviceID]*device
@@ -120,7 +121,8 @@ type device struct {
 func newWorld() *world {
 	w := &world{
 		settings: meta.DefaultSettings(), sessions: map[meta.SessionID]*session{},
-		regions: map[meta.RegionID]*region{}, devices: map[meta.DeviceID]*device{}, marks: map[string]bool{}, ordered: true,
+		regions: map[meta.RegionID]*region{}, devices: map[meta.DeviceID]*device{}, limits: map[string]meta.TenantLimits{},
+		marks: map[string]bool{}, ordered: true,
 	}
 	w.addTenant(meta.DefaultTenant)
 	return w
@@ -130,7 +132,7 @@ func newWorld() *world {
 func (w *world) clone() *world {
 	c := *w
 	c.effects, c.dropped = nil, nil
-	c.tenants, c.marks = slices.Clone(w.tenants), maps.Clone(w.marks)
+	c.tenants, c.limits, c.marks = slices.Clone(w.tenants), maps.Clone(w.limits), maps.Clone(w.marks)
 	contexts, sessions := map[*context]*context{}, map[*session]*session{}
 	regions, devices := map[*region]*region{}, map[*device]*device{}
 	c.contexts = nil
