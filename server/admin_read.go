@@ -48,6 +48,7 @@ func init() {
 		"/members/remove":  {post: (*adminCall).removeMember, about: "remove a member for ever"},
 		"/transfer-leader": {post: (*adminCall).transferLeader, about: "hand leadership over"},
 		"/policy":          {get: (*adminCall).policy, post: (*adminCall).setPolicy, about: "replicated settings; POST changes them"},
+		"/tenants":         {get: (*adminCall).tenants, post: (*adminCall).setTenant, about: "tenants and their limits; POST changes them"},
 		"/cluster-version": {post: (*adminCall).setVersion, about: "raise the cluster version"},
 		"/pin":             {post: (*adminCall).pin, about: "pin keys"},
 		"/unpin":           {post: (*adminCall).unpin, about: "undo it"},
@@ -183,6 +184,15 @@ func (r *adminCall) listPins() (any, error) {
 
 func (r *adminCall) policy() (any, error) {
 	return settingsView(r.admin.server.Settings()), nil
+}
+
+func (r *adminCall) tenants() (any, error) {
+	tenants := r.admin.server.Tenants()
+	list := make([]TenantView, len(tenants))
+	for i := range tenants {
+		list[i] = tenantView(&tenants[i])
+	}
+	return list, nil
 }
 
 func (r *adminCall) config() (any, error) {

@@ -152,6 +152,44 @@ func (p *PolicyRequest) apply(s *meta.Settings) {
 	}
 }
 
+// TenantRequest is the body of POST /tenants. Limits that are absent stay as they are.
+type TenantRequest struct {
+	Name      string  `json:"name"`
+	Guarantee *uint64 `json:"guarantee,omitempty"` // bytes; 0: none
+	MaxPins   *uint64 `json:"max_pins,omitempty"`  // 0: no limit of its own
+}
+
+func (r *adminCall) setTenant() (any, error) {
+	var t TenantRequest
+	if err := r.decode(&t); err != nil {
+		return nil, err
+	}
+	if len(t.Name) == 0 || len(t.Name) > protocol.MaxNameBytes {
+		return nil, badRequest("name: a tenant's has 1 to %d bytes", protocol.MaxNameBytes)
+	}
+	if t.Guarantee == nil && t.MaxPins == nil {
+		return nil, badRequest("guarantee, max_pins: say which is to change")
+	}
+	if t.MaxPins != nil && *t.MaxPins > meta.MaxDurablePins {
+		return nil, badRequest("max_pins: at most %d", meta.MaxDurablePins)
+	}
+	stats, err := r.admin.server.SetTenant(r.ctx, t.Name, func(l *meta.TenantLimits) {
+		l.Guarantee, l.MaxPins = given(t.Guarantee, l.Guarantee), given(t.MaxPins, l.MaxPins)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return tenantView(&stats), nil
+}
+
+// given is a value if there is one, or else what it was.
+func given[T any](v *T, was T) T {
+	if v == nil {
+		return was
+	}
+	return *v
+}
+
 // VersionRequest is the body of POST /cluster-version.
 type VersionRequest struct {
 	Version uint32 `json:"version"` // 0: the newest that this member speaks

@@ -113,6 +113,10 @@ func (m *Master) planAlloc(r *request, now int64) meta.PlanKind {
 		r.plan.Kind, g.soonest = meta.PlanWait, m.leases.grace
 	}
 	switch r.plan.Kind {
+	case meta.PlanRefuse:
+		if r.plan.Kept {
+			m.n.AllocsKept.Add(1)
+		}
 	case meta.PlanNothing:
 		for _, s := range r.plan.Touched {
 			if !m.leases.used(s, now) {

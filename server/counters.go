@@ -22,6 +22,7 @@ type Counters struct {
 	TouchesLogged       atomic.Uint64
 	AllocWaits          atomic.Uint64 // requests that waited for a victim
 	AllocTimeouts       atomic.Uint64 // and those that were answered PENDING
+	AllocsKept          atomic.Uint64 // and those that were refused for other tenants' guarantees
 	AllocReplans        atomic.Uint64 // plans that Apply found out of date
 	EarlyRevokes        atomic.Uint64 // regions asked for ahead of need: see Config.RevokeWatermark
 	CondemnedWaits      atomic.Uint64 // reads that waited for the outcome of an eviction

@@ -95,7 +95,7 @@ func FuzzConfigText(f *testing.F) {
 var adminBodies = map[string]reflect.Type{
 	"/members": reflect.TypeFor[MemberRequest](), "/members/promote": reflect.TypeFor[MemberRequest](),
 	"/members/remove": reflect.TypeFor[MemberRequest](), "/transfer-leader": reflect.TypeFor[MemberRequest](),
-	"/policy": reflect.TypeFor[PolicyRequest](), "/cluster-version": reflect.TypeFor[VersionRequest](),
+	"/tenants": reflect.TypeFor[TenantRequest](), "/policy": reflect.TypeFor[PolicyRequest](), "/cluster-version": reflect.TypeFor[VersionRequest](),
 	"/pin": reflect.TypeFor[PinRequest](), "/unpin": reflect.TypeFor[PinRequest](), "/clear": reflect.TypeFor[ClearRequest](),
 	"/drain": reflect.TypeFor[DrainRequest](), "/snapshot": nil,
 }

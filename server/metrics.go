@@ -62,6 +62,7 @@ func (m *metrics) collectCounters(e emitter, c *Counters) {
 		{"touches_dropped_total", "Uses of entries above touch_budget that did not.", c.TouchesDropped.Load()},
 		{"alloc_waits_total", "Allocations that waited for a victim.", c.AllocWaits.Load()},
 		{"alloc_timeouts_total", "Allocations that were answered PENDING.", c.AllocTimeouts.Load()},
+		{"alloc_guarantee_refusals_total", "Allocations refused for other tenants' guarantees.", c.AllocsKept.Load()},
 		{"alloc_replans_total", "Evictions that were planned again because their victims had gone.", c.AllocReplans.Load()},
 		{"early_revokes_total", "Regions asked of live clients ahead of need, by revoke_watermark.", c.EarlyRevokes.Load()},
 		{"stamp_waits_total", "Reads that waited for the log to say that an entry's time is over.", c.StampWaits.Load()},
@@ -169,6 +170,12 @@ func (m *metrics) collectIndex(e emitter, s *Status) {
 	e.gauge("entry_bytes", "Bytes of the entries.", float64(x.LiveBytes))
 	e.gauge("key_bytes", "Bytes of the keys.", float64(x.KeyBytes))
 	e.gauge("contexts", "Prefix contexts.", float64(x.Contexts))
+	guaranteed := uint64(0)
+	for i := range x.Tenants {
+		guaranteed += x.Tenants[i].Guarantee
+	}
+	e.gauge("tenants", "Tenants that have had a session, or limits.", float64(len(x.Tenants)))
+	e.gauge("guaranteed_bytes", "Bytes of the pool that are guaranteed to tenants.", float64(guaranteed))
 	e.gauge("sessions", "Sessions by state.", float64(x.Sessions), "state", "open")
 	e.gauge("sessions", "Sessions by state.", float64(x.Closed), "state", "closed")
 	for _, state := range regionStateList {

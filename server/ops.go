@@ -298,6 +298,56 @@ func (s *Server) SetSettings(ctx context.Context, change func(*meta.Settings)) e
 	return err
 }
 
+// Tenants describes the tenants, in the order in which they were made.
+func (s *Server) Tenants() []meta.TenantStats {
+	s.master.state.RLock()
+	defer s.master.state.RUnlock()
+	return s.master.machine.Stats().Tenants
+}
+
+// tenant describes one, that is perhaps not there yet, and says how much can be guaranteed to it.
+func (s *Server) tenant(name string) (x meta.TenantStats, left uint64) {
+	s.master.state.RLock()
+	left = s.master.machine.Guaranteeable(name)
+	s.master.state.RUnlock()
+	for _, t := range s.Tenants() {
+		if t.Name == name {
+			return t, left
+		}
+	}
+	return meta.TenantStats{Name: name}, left
+}
+
+// SetTenant logs the limits that change makes of a tenant's present ones, and describes it afterwards. A tenant that is
+// not there yet is made. Leader only.
+func (s *Server) SetTenant(ctx context.Context, name string, change func(*meta.TenantLimits)) (meta.TenantStats, error) {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	old, _ := s.tenant(name)
+	limits := old.TenantLimits
+	change(&limits)
+	_, err := s.do(ctx, &meta.SetTenant{Tenant: name, Limits: limits})
+	now, left := s.tenant(name)
+	f, refused := errors.AsType[*protocol.Error](err)
+	if !refused {
+		return now, err
+	}
+	switch f.Code {
+	case protocol.CodeNoSpace:
+		f.Message = fmt.Sprintf("at most %d bytes can be guaranteed to tenant %q: the rest of the pool is guaranteed to others, "+
+			"whose guarantees larder ctl tenants lists", left, clip(name))
+	case protocol.CodeNotFound:
+		f.Message = fmt.Sprintf("there is no tenant %q, and no limit to set for it: larder ctl tenants lists them", clip(name))
+	case protocol.CodeUnsupported:
+		f.Message = fmt.Sprintf("tenants have limits from cluster version %d on: when every member runs this release, raise it "+
+			"with larder ctl upgrade", meta.VersionTenants)
+	case protocol.CodeLimit:
+		f.Message = fmt.Sprintf("there are %d contexts and tenants already, and no room for another", meta.MaxContexts)
+	default:
+	}
+	return now, f
+}
+
 // AddMember adds a member and returns its id, with which it is then started. A voter is first a learner until it has
 // caught up, so that it must be started meanwhile. Leader only.
 func (s *Server) AddMember(ctx context.Context, m NewMember) (uint64, error) {
@@ -401,7 +451,9 @@ func (s *Server) pin(ctx context.Context, tenant string, cmds ...*meta.Pin) (out
 		}
 		for i, c := range codes[:min(len(codes), len(out))] {
 			if c == protocol.CodeLimit {
-				return nil, &protocol.Error{Code: c, Message: "the limit of pins is reached: undo some"}
+				return nil, &protocol.Error{
+					Code: c, Message: "the limit of pins is reached: undo some, or raise the tenant's with larder ctl tenants set",
+				}
 			}
 			out[i] = out[i] || c == 0
 		}
@@ -409,7 +461,7 @@ func (s *Server) pin(ctx context.Context, tenant string, cmds ...*meta.Pin) (out
 	return out, nil
 }
 
-// hasTenant reports whether a tenant has ever had a session.
+// hasTenant reports whether a tenant is there: it has had a session, or limits.
 func (s *Server) hasTenant(name string) bool {
 	m := s.master
 	m.state.RLock()

@@ -84,7 +84,7 @@ var codeTexts = map[protocol.Code]string{
 	protocol.CodeOverlap:         "the location overlaps another entry",
 	protocol.CodeMisaligned:      "the offset is not a multiple of the region's page size",
 	protocol.CodeKeyTooLong:      "the key is over 1024 bytes",
-	protocol.CodeLimit:           "a limit of the instance, the session or the pool is reached",
+	protocol.CodeLimit:           "a limit of the instance, the session, the tenant or the pool is reached",
 	protocol.CodePinned:          "the entry is pinned",
 	protocol.CodeNotFound:        "there is no such key or region",
 	protocol.CodeNotOwner:        "the region belongs to another session",

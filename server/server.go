@@ -457,7 +457,7 @@ func (s *Server) takeOver(begun bool) error {
 	return s.devices.serve(ctx)
 }
 
-// seed gives a new pool its settings and first incarnation, and a restored one its next.
+// seed gives a new pool its settings, with the newest version, and first incarnation, and a restored one its next.
 func (s *Server) seed(ctx context.Context) error {
 	now := s.master.incarnation()
 	if now != 0 && s.restored == nil {
@@ -465,7 +465,7 @@ func (s *Server) seed(ctx context.Context) error {
 	}
 	if now == 0 {
 		set := s.Settings()
-		set.Version = meta.ClusterVersion                                                // nobody has a release to go back to
+		set.Version = meta.ClusterVersion
 		set.Policy, set.TTLMS = s.cfg.EvictionPolicy, uint64(s.cfg.TTL/time.Millisecond) //nolint:gosec // checked by Validate
 		set.PageSize, set.RegionSize = uint64(s.cfg.PageSize), uint64(s.cfg.RegionSize)
 		set.MaxRegionsPerInstance = s.cfg.MaxRegionsPerInstance
