@@ -33,6 +33,7 @@ type ctlCmd struct {
 	Check          ctlCheck    `cmd:"" help:"Compare the index with the devices."`
 	Drain          ctlDrain    `cmd:"" help:"Take all regions from a client."`
 	Policy         ctlPolicy   `cmd:"" help:"Show and change the replicated settings."`
+	Tenants        ctlTenants  `cmd:"" help:"List tenants, and change their limits."`
 	Upgrade        ctlUpgrade  `cmd:"" help:"Raise the cluster version, when every member runs the new release."`
 }
 
