@@ -516,7 +516,8 @@ func (x *strike) loseDevice() func() {
 }
 
 // version raises the cluster's version to what it is, which every release does once all members support it, and tries
-// to put it back, which must not work.
+// to put it back, which must not work. Then it uses what the version has: another guarantee for the one tenant there is,
+// which binds nobody, but must be the same on every member however it got there.
 func (x *strike) version() func() {
 	l := x.s.leader()
 	if l == nil || x.s.log.state.Incarnation() == 0 {
@@ -530,6 +531,8 @@ func (x *strike) version() func() {
 				_, code := l.do(p, &meta.SetSettings{Settings: set})
 				x.s.versionSet(v, code)
 			}
+			guarantee := uint64(x.s.now) % (8 * pageSize)
+			l.do(p, &meta.SetTenant{Tenant: meta.DefaultTenant, Limits: meta.TenantLimits{Guarantee: guarantee}})
 		})
 	}
 }
