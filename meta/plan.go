@@ -412,7 +412,8 @@ func (p *planner) others() AllocPlan {
 // PlanEarly names the region that an instance would be given at the cost of another live client, if it is time to ask
 // for it before a store needs it: percent of the pool lies in regions, the instance's recent demand in bytes is more
 // than its own entries could make room for, and no region is on its way to it. 0: there is none. It changes nothing.
-func (m *Machine) PlanEarly(id SessionID, pageSize, demand, percent uint64, g Guard) RegionID {
+func (r *Reading) PlanEarly(id SessionID, pageSize, demand, percent uint64, g Guard) RegionID {
+	m := r.m
 	s := m.sessions[id]
 	if s == nil || !s.open {
 		return 0
@@ -434,7 +435,7 @@ func (m *Machine) PlanEarly(id SessionID, pageSize, demand, percent uint64, g Gu
 			return 0
 		}
 	}
-	p := planner{m: m, s: s, req: &protocol.AllocRequest{Evict: true}, g: g, pageSize: pageSize, least: pageSize}
+	p := planner{m: m, at: *r, s: s, req: &protocol.AllocRequest{Evict: true}, g: g, pageSize: pageSize, least: pageSize}
 	return p.others().Region
 }
 

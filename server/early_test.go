@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"larder/meta"
 	"larder/protocol"
 )
 
@@ -55,6 +56,27 @@ func TestRegionsAreAskedForEarlyOnlyAtAWatermark(t *testing.T) {
 		require.Equal(t, uint64(8*testPage), a.Region.Length, "room without an eviction")
 		require.Empty(t, a.Evicted)
 	}
+}
+
+// A region that is asked for ahead of need is as old as any that is taken.
+func TestAYoungRegionIsNotAskedForEarly(t *testing.T) {
+	r := newRig(t)
+	r.m.cfg.RevokeWatermark = 90
+	set := r.m.machine.Settings()
+	set.MinRegionAgeMS = 5000
+	r.do(&meta.SetSettings{Settings: set})
+	r.device(16)
+	owner, busy := r.client("owner"), r.client("busy")
+	owner.store("cold", 8)
+	hot := busy.store("hot", 8)
+	r.afterGrace()
+	for _, prefix := range []string{"v", "w", "x"} {
+		evictOwn(t, busy, hot, prefix)
+		require.Nil(t, owner.pushed(protocol.TypeRevoke))
+	}
+	r.pass(3 * time.Second)
+	evictOwn(t, busy, hot, "y")
+	require.NotNil(t, owner.pushed(protocol.TypeRevoke))
 }
 
 func TestDemandFades(t *testing.T) {
