@@ -405,7 +405,9 @@ func (s *Server) manage() {
 			err := s.takeOver(begun)
 			begun = begun || err == nil
 			s.setReady(err == nil)
-			if err != nil && s.master.Term() != 0 && s.ctx.Err() == nil {
+			refused, _ := errors.AsType[*protocol.Error](err)
+			moved := refused != nil && refused.Code == protocol.CodeNotLeader // it is the next leader's task now
+			if err != nil && !moved && s.master.Term() != 0 && s.ctx.Err() == nil {
 				s.logger.Error("not everything is in service", slog.Any("error", err))
 			}
 			if !s.pauseLeading(deviceRetry) {
