@@ -37,6 +37,9 @@ type simReport struct {
 	HashChecks  uint64            `json:"state_hashes_compared"`
 	Linear      uint64            `json:"operations_linearized"`
 	PagesRead   uint64            `json:"pages_read"`
+	ViewsGood   uint64            `json:"views_good"`
+	ViewsVoid   uint64            `json:"views_void"`
+	Renewals    uint64            `json:"renewals"`
 }
 
 // chaosReport is what integration/chaos writes with -report.
@@ -185,7 +188,9 @@ func (p *page) sim(r *simReport, have bool) {
 		r.Seeds, r.Ticks, r.PowerLosses, r.Leaders, r.Snapshots, r.Restores, r.Refusals)
 	p.line("%d client operations; %d commands replayed through the reference model, %d state hashes and %d answers compared,",
 		done, r.Commands, r.HashChecks, r.Answers)
-	p.line("%d operations put in a linear order, %d pages read and checked. **%d violations.**\n", r.Linear, r.PagesRead, r.Violations)
+	p.line("%d operations put in a linear order, %d pages read and checked; %d views that counted, %d that did not, %d leases renewed.",
+		r.Linear, r.PagesRead, r.ViewsGood, r.ViewsVoid, r.Renewals)
+	p.line("**%d violations.**\n", r.Violations)
 	p.table("fault", r.Faults)
 	p.table("operation", kinds)
 }
