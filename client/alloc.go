@@ -431,14 +431,14 @@ func (c *Client) addRegion(s *session, given *protocol.Region) error {
 	}
 	dev := c.patientDevice(given)
 	if dev == nil {
-		c.spawn(func() { c.returnRegion(s, given.RegionID) })
+		c.returnRegion(s, *given)
 		return fmt.Errorf("%w: device %d of the pool, or its present generation, is not to be found on this host",
 			ErrConfig, given.Device)
 	}
 	r, err := newRegion(given, c.cfg.PageSize, dev, c.cfg.Prefault)
 	if err != nil {
 		dev.drop()
-		c.spawn(func() { c.returnRegion(s, given.RegionID) })
+		c.returnRegion(s, *given)
 		return err
 	}
 	p.mu.Lock()
@@ -482,12 +482,16 @@ func (c *Client) lateAlloc(s *session, payload []byte) {
 	c.pool.wakeAllocator()
 }
 
-// returnRegion gives a region back that the client cannot use.
-func (c *Client) returnRegion(s *session, id uint64) {
-	m := &returnMsg{req: protocol.ReturnAllocRequest{InstanceID: c.cfg.Instance, RegionID: id}}
-	if err := c.mutate(c.life, s, protocol.TypeReturnAlloc, m, 0); err != nil {
-		c.cfg.Logger.Warn("cannot return a region", slog.Uint64("region_id", id), slog.Any("error", err))
-	}
+// returnRegion gives a region back that the client cannot use, in the background. It names the epoch: the same region
+// may be given to it anew meanwhile, in the answer to another request, and then stays.
+func (c *Client) returnRegion(s *session, given protocol.Region) {
+	m := &returnMsg{req: protocol.ReturnAllocRequest{InstanceID: c.cfg.Instance, RegionID: given.RegionID, Epoch: given.Epoch}}
+	c.spawn(func() {
+		err := c.mutate(c.life, s, protocol.TypeReturnAlloc, m, 0)
+		if f, _ := errors.AsType[*Error](err); err != nil && (f == nil || f.Code != protocol.CodeStaleEpoch) {
+			c.cfg.Logger.Warn("cannot return a region", slog.Uint64("region_id", given.RegionID), slog.Any("error", err))
+		}
+	})
 }
 
 func keyHash(key []byte) uint64 { return xxh3.Hash(key) | 1 } // 0 means none

@@ -279,8 +279,7 @@ func (c *Client) beginSession(cn *conn, reply *protocol.HandshakeReply, sentAt i
 		// The same process had a session under this name whose secret was lost with a reply: its regions are not known
 		// here, and stay unused until they are returned.
 		for i := range reply.Regions {
-			id := reply.Regions[i].RegionID
-			c.spawn(func() { c.returnRegion(s, id) })
+			c.returnRegion(s, reply.Regions[i].Region)
 		}
 	}
 }

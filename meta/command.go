@@ -148,8 +148,12 @@ type Victim struct {
 	Birth uint64
 }
 
-// ReturnRegion is RETURN_ALLOC.
-type ReturnRegion struct{ Region RegionID }
+// ReturnRegion is RETURN_ALLOC. With an epoch it is of no other than the region was then (0 = of any, and before
+// VersionTenants): one that its owner has meanwhile been given anew stays.
+type ReturnRegion struct {
+	Region RegionID
+	Epoch  uint64
+}
 
 // Register is REGISTER and BATCH_REGISTER.
 type Register struct {
@@ -352,8 +356,13 @@ func (c *Alloc) decode(d *decoder) {
 	c.Keys, c.Found = d.u32(), d.bytes()
 }
 
-func (c *ReturnRegion) appendTo(b []byte) []byte { return binary.AppendUvarint(b, uint64(c.Region)) }
-func (c *ReturnRegion) decode(d *decoder)        { c.Region = RegionID(d.uvarint()) }
+// appendTo leaves the epoch out where there is none: binaries that know no VersionTenants must be able to read it.
+func (c *ReturnRegion) appendTo(b []byte) []byte { return appendPair(b, uint64(c.Region), c.Epoch) }
+
+func (c *ReturnRegion) decode(d *decoder) {
+	c.Region = RegionID(d.uvarint())
+	c.Epoch = d.optional()
+}
 
 // Flags of an encoded RegisterEntry: which optional fields follow.
 const (
@@ -547,18 +556,29 @@ func (c *FreeRegion) decode(d *decoder)        { c.Region = RegionID(d.uvarint()
 
 // appendTo leaves For out where there is none: binaries that know no VersionTenants must be able to read the command.
 func (c *EmptyRegion) appendTo(b []byte) []byte {
-	b = binary.AppendUvarint(b, uint64(c.Region))
-	if c.For != 0 {
-		b = binary.AppendUvarint(b, uint64(c.For))
-	}
-	return b
+	return appendPair(b, uint64(c.Region), uint64(c.For))
 }
 
 func (c *EmptyRegion) decode(d *decoder) {
 	c.Region = RegionID(d.uvarint())
-	if len(d.b) > 0 {
-		c.For = SessionID(d.uvarint())
+	c.For = SessionID(d.optional())
+}
+
+// appendPair appends a number, and another one unless it is 0; see decoder.optional.
+func appendPair(b []byte, first, second uint64) []byte {
+	b = binary.AppendUvarint(b, first)
+	if second != 0 {
+		b = binary.AppendUvarint(b, second)
 	}
+	return b
+}
+
+// optional reads the last number of a command, 0 if it was left out.
+func (d *decoder) optional() uint64 {
+	if len(d.b) == 0 {
+		return 0
+	}
+	return d.uvarint()
 }
 
 func (c *AddDevice) appendTo(b []byte) []byte {

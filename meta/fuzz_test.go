@@ -24,7 +24,7 @@ func sampleCommands() []Command {
 			Device: 1, Size: 4096, PageSize: 4096, Region: 2, Victims: []Victim{{Slot: 3, Birth: 9}}, Phase: 2,
 			Touched: []Slot{1, 2}, Found: []byte{5}, Keys: 3, MaxOwned: 4,
 		},
-		&ReturnRegion{Region: 3},
+		&ReturnRegion{Region: 3}, &ReturnRegion{Region: 3, Epoch: 4},
 		&Register{Context: ctx, Entries: []protocol.RegisterEntry{{
 			Key: []byte("k"), RegionID: 1, KVOffset: 4096, KVLength: 100, Epoch: 2, Checksum: 3, TTLMS: 4,
 			HasPrefix: true, Hash: 5, Parent: 6, Index: 7, Group: 1<<16 | 2, Touch: true,

@@ -518,6 +518,9 @@ func (m *Machine) loadEntry(slot Slot, d *decoder) error {
 		offset > r.length || length > r.length-offset || len(key) > protocol.MaxKeyBytes {
 		return ErrCorrupt
 	}
+	if _, end := r.span(offset, length); end > r.pages() { // of a region that is not whole pages long
+		return ErrCorrupt
+	}
 	x := m.insert(slot, ctx.tenant, key)
 	x.birth, x.offset, x.length, x.checksum = birth, offset, uint32(length), checksum //nolint:gosec // written as 32 bits
 	x.region, x.ctx, x.expires, x.added, x.flags = r.handle, ctx.handle, expires, added, flags

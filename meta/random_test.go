@@ -182,7 +182,7 @@ func (g *generator) step() {
 		if regions := p.m.Regions(); len(regions) > 0 {
 			x := regions[g.r.IntN(len(regions))]
 			p.do(x.Owner, []Command{
-				&ReturnRegion{x.ID}, &RevokeDone{x.ID, x.Epoch}, &EmptyRegion{x.ID, id}, &FreeRegion{x.ID}, &Mark{x.ID, id},
+				&ReturnRegion{x.ID, x.Epoch * g.r.Uint64N(2)}, &RevokeDone{x.ID, x.Epoch}, &EmptyRegion{x.ID, id}, &FreeRegion{x.ID}, &Mark{x.ID, id},
 			}[g.r.IntN(5)])
 		}
 	case 16:

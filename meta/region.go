@@ -185,6 +185,9 @@ func (m *Machine) applyReturn(s *session, c *ReturnRegion, out *Results) {
 	case r == nil || s == nil || r.owner != s || r.state == RegionDraining:
 		out.fail(protocol.CodeNotFound)
 		return
+	case c.Epoch != 0 && c.Epoch != r.epoch:
+		out.fail(protocol.CodeStaleEpoch)
+		return
 	case r.state == RegionOwned || r.state == RegionOrphaned:
 		m.depart(r)
 	case r.state == RegionMarked:

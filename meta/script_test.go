@@ -26,7 +26,8 @@ import (
 //	find KEY ... [tenant=T]                   a lookup
 //	match model=M hashes=(h,h,...) [members=N]
 //	delete|pin|unpin NAME KEY ... [owner=O] [soft] [until=MS]
-//	return|revoke-done NAME region=R          mark|free|empty region=R [for=NAME]   give NAME region=R
+//	return NAME region=R [epoch=E]            revoke-done NAME region=R
+//	mark|free|empty region=R [for=NAME]   give NAME region=R
 //	close|fence NAME [fenced]                 clear NAME [all] [prefix=P] [model=M]
 //	sweep N    retire device=D [fenced] [pages=N]       expire-pins    time MS    incarnation N
 //	touch KEY ...                             lookups that the leader collected
@@ -203,7 +204,7 @@ func (s *script) scriptSimple(t *testing.T, d *datadriven.TestData) string {
 		require.NoError(t, err)
 		return fmt.Sprintln(codes)
 	case "return":
-		return s.verdict(id, &ReturnRegion{region})
+		return s.verdict(id, &ReturnRegion{region, s.arg(t, d, "epoch")})
 	case "revoke-done":
 		r, _ := s.m.Region(region)
 		return s.verdict(id, &RevokeDone{region, r.Epoch})

@@ -123,7 +123,7 @@ const (
 	// VersionFirst is what a pool begins with: a log that is applied from its first entry on must lead to the same state
 	// under every binary. The leader raises a new pool's at once.
 	VersionFirst = 1
-	// VersionTenants has SetTenant, and EmptyRegion for a session.
+	// VersionTenants has SetTenant, EmptyRegion for a session, and ReturnRegion of an epoch.
 	VersionTenants = 2
 	// ClusterVersion is the newest that this binary speaks.
 	ClusterVersion = VersionTenants

@@ -123,6 +123,7 @@ func (m *ReturnAllocRequest) Append(b []byte) []byte {
 	s := e.open()
 	e.str("instance_id", m.InstanceID)
 	e.uint("region_id", m.RegionID)
+	e.optUint("epoch", m.Epoch)
 	e.mutation(&m.Mutation)
 	e.close(s)
 	return e.b
@@ -142,6 +143,8 @@ func (m *ReturnAllocRequest) Decode(b []byte) error {
 		case "region_id":
 			m.RegionID = d.uint()
 			have |= 2
+		case "epoch":
+			m.Epoch = d.uint()
 		default:
 			d.mutation(name, &m.Mutation)
 		}

@@ -242,6 +242,7 @@ type ReturnAllocRequest struct {
 	Mutation
 	InstanceID string // "instance_id"
 	RegionID   uint64 // "region_id"
+	Epoch      uint64 // "epoch": of the region that is meant; 0 = whatever it is by now
 }
 
 // SuccessReply answers RETURN_ALLOC, DELETE, UNPIN, CLEAR, CANCEL, RENEW, RELEASE and others.

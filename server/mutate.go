@@ -69,7 +69,7 @@ func (m *Master) mutate(c *Client, sc *scratch, h protocol.Header, payload, out 
 	case protocol.TypeReturnAlloc:
 		var req protocol.ReturnAllocRequest
 		err = req.Decode(payload)
-		mut, cmd = req.Mutation, &meta.ReturnRegion{Region: meta.RegionID(req.RegionID)}
+		mut, cmd = req.Mutation, m.returnCommand(&req)
 		if session == 0 && err == nil {
 			session = m.implicitSession(req.InstanceID)
 			mut = protocol.Mutation{}
@@ -122,6 +122,17 @@ func needsSession(t protocol.Type) bool {
 	default:
 		return false
 	}
+}
+
+// returnCommand makes the command for RETURN_ALLOC.
+func (m *Master) returnCommand(req *protocol.ReturnAllocRequest) *meta.ReturnRegion {
+	cmd := &meta.ReturnRegion{Region: meta.RegionID(req.RegionID), Epoch: req.Epoch}
+	m.state.RLock()
+	defer m.state.RUnlock()
+	if m.machine.Settings().Version < meta.VersionTenants {
+		cmd.Epoch = 0
+	}
+	return cmd
 }
 
 // pinCommand makes the command for the PIN and UNPIN in sc.keys.

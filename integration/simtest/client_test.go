@@ -406,8 +406,8 @@ func (c *client) beginSession(reply *protocol.HandshakeReply, sentAt int64) {
 	c.s.cover.Sessions++
 	ss := c.sess
 	for i := range reply.Regions { // of an opening whose reply was lost
-		id := reply.Regions[i].RegionID
-		c.later(func(p *proc) { c.returnRegion(p, ss, id) })
+		given := &reply.Regions[i].Region
+		c.later(func(p *proc) { c.returnRegion(p, ss, given.RegionID, given.Epoch) })
 	}
 }
 
@@ -522,8 +522,8 @@ func (c *client) revoke(p *proc, id, epoch uint64) {
 }
 
 // returnRegion gives a region back.
-func (c *client) returnRegion(p *proc, ss *csession, id uint64) {
-	req := &protocol.ReturnAllocRequest{InstanceID: c.instance, RegionID: id}
+func (c *client) returnRegion(p *proc, ss *csession, id, epoch uint64) {
+	req := &protocol.ReturnAllocRequest{InstanceID: c.instance, RegionID: id, Epoch: epoch}
 	e := c.mutate(p, ss, &mutation{
 		typ: protocol.TypeReturnAlloc, mut: &req.Mutation, body: func() []byte { return req.Append(nil) }, read: readSuccess,
 	})

@@ -329,9 +329,20 @@ type diskFile struct {
 	name string
 }
 
+// change is called before each write and sync. A log that fails ends the process where it happens: Pebble would go on to
+// the next change of logs, and end it there, by a panic that nothing can catch.
+func (f *diskFile) change(sync bool) error {
+	err := f.fs.d.change(f.fs, f.name, sync)
+	if err != nil && strings.HasSuffix(f.name, ".log") {
+		f.fs.fail(err)
+		<-f.fs.never
+	}
+	return err
+}
+
 // Write implements vfs.File.
 func (f *diskFile) Write(b []byte) (int, error) {
-	if err := f.fs.d.change(f.fs, f.name, false); err != nil {
+	if err := f.change(false); err != nil {
 		return 0, err
 	}
 	return f.File.Write(b)
@@ -339,7 +350,7 @@ func (f *diskFile) Write(b []byte) (int, error) {
 
 // WriteAt implements vfs.File.
 func (f *diskFile) WriteAt(b []byte, at int64) (int, error) {
-	if err := f.fs.d.change(f.fs, f.name, false); err != nil {
+	if err := f.change(false); err != nil {
 		return 0, err
 	}
 	return f.File.WriteAt(b, at)
@@ -347,7 +358,7 @@ func (f *diskFile) WriteAt(b []byte, at int64) (int, error) {
 
 // Sync implements vfs.File.
 func (f *diskFile) Sync() error {
-	if err := f.fs.d.change(f.fs, f.name, true); err != nil {
+	if err := f.change(true); err != nil {
 		return err
 	}
 	return f.File.Sync()
@@ -355,7 +366,7 @@ func (f *diskFile) Sync() error {
 
 // SyncData implements vfs.File.
 func (f *diskFile) SyncData() error {
-	if err := f.fs.d.change(f.fs, f.name, true); err != nil {
+	if err := f.change(true); err != nil {
 		return err
 	}
 	return f.File.SyncData()
@@ -363,7 +374,7 @@ func (f *diskFile) SyncData() error {
 
 // SyncTo implements vfs.File.
 func (f *diskFile) SyncTo(n int64) (bool, error) {
-	if err := f.fs.d.change(f.fs, f.name, false); err != nil {
+	if err := f.change(false); err != nil {
 		return false, err
 	}
 	return f.File.SyncTo(n)

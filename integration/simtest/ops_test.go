@@ -592,7 +592,7 @@ func (c *client) clear(p *proc) {
 // giveBack returns a region to the pool with what is in it.
 func (c *client) giveBack(p *proc, r *cregion) {
 	c.pool.giveUp(p, r)
-	c.returnRegion(p, c.sess, r.id)
+	c.returnRegion(p, c.sess, r.id, r.epoch)
 }
 
 // goodbye ends the session, of which nothing is used from then on; the connector opens another.

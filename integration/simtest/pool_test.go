@@ -271,7 +271,7 @@ func (p *share) add(w *proc, ss *csession, given *protocol.Region) bool {
 	}
 	mem := c.patient(w, given.Device, given.Generation)
 	if mem == nil {
-		c.later(func(w *proc) { c.returnRegion(w, ss, given.RegionID) })
+		c.later(func(w *proc) { c.returnRegion(w, ss, given.RegionID, given.Epoch) })
 		return false
 	}
 	if epoch, gone := p.gone[given.RegionID]; gone && epoch >= given.Epoch || ss.ended {

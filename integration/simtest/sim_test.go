@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -155,10 +156,24 @@ func (o options) limit() time.Duration { return runLimit + time.Duration(o.ticks
 func watch(o options) (over func()) {
 	limit := o.limit()
 	timer := time.AfterFunc(limit, func() {
-		debug.SetTraceback("all")
-		panic(fmt.Sprintf("stuck: not over in %v\n%s", limit, o.line(commit())))
+		debug.SetTraceback("none")
+		panic(fmt.Sprintf("stuck: not over in %v\n%s\n%s", limit, o.line(commit()), restless()))
 	})
 	return func() { timer.Stop() }
+}
+
+// restless are the stacks of the goroutines that do not wait for an event of the simulation: one of them is why it does
+// not go on.
+func restless() string {
+	all := make([]byte, 16<<20)
+	all = all[:runtime.Stack(all, true)]
+	var b strings.Builder
+	for stack := range strings.SplitSeq(string(all), "\n\n") {
+		if first, _, _ := strings.Cut(stack, "\n"); !strings.Contains(first, "(durable)") {
+			b.WriteString(stack + "\n\n")
+		}
+	}
+	return b.String()
 }
 
 // bubble runs fn where it can wait until nothing works in the background. What Pebble leaves behind when it ends the

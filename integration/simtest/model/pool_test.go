@@ -334,7 +334,7 @@ func (g *generator) regionCommands(id meta.SessionID) []meta.Command {
 		}
 	}
 	return []meta.Command{
-		&meta.ReturnRegion{Region: x.ID}, &meta.RevokeDone{Region: x.ID, Epoch: x.Epoch - uint64(g.IntN(8)/7)},
+		&meta.ReturnRegion{Region: x.ID, Epoch: (x.Epoch - uint64(g.IntN(8)/7)) * uint64(g.IntN(2))}, &meta.RevokeDone{Region: x.ID, Epoch: x.Epoch - uint64(g.IntN(8)/7)},
 		&meta.EmptyRegion{Region: x.ID, For: id * meta.SessionID(g.IntN(2))}, &meta.FreeRegion{Region: x.ID}, &meta.Mark{Region: x.ID, For: pick(g, g.sessions)},
 	}
 }

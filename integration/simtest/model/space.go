@@ -226,6 +226,9 @@ func (w *world) returnRegion(s *session, c *meta.ReturnRegion) result {
 	if r == nil || s == nil || r.owner != s || r.state == meta.RegionDraining {
 		return refused(protocol.CodeNotFound)
 	}
+	if c.Epoch != 0 && c.Epoch != r.epoch {
+		return refused(protocol.CodeStaleEpoch)
+	}
 	switch r.state {
 	case meta.RegionOwned, meta.RegionOrphaned:
 		w.depart(r)
