@@ -86,8 +86,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	// The parser, and JSON after it, would put U+FFFD in place of what is not UTF-8, and so would mean something else.
 	if i := slices.IndexFunc(args, func(arg string) bool { return !utf8.ValidString(arg) }); i >= 0 {
-		return report(stderr, usageError(fmt.Errorf("argument %q is not UTF-8 text: give such a key as hexadecimal bytes, with --hex",
-			args[i])))
+		return report(stderr, usageError(fmt.Errorf(
+			"argument %q is not UTF-8 text: rename the file, or, if it is a key, give it as hexadecimal bytes with --hex", args[i])))
 	}
 	parsed, err := parser.Parse(args)
 	if exited >= 0 {

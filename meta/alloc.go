@@ -91,7 +91,7 @@ func (m *Machine) allocRegion(s *session, c *Alloc, out *Results) {
 		r.device.Generation == 0 ||
 		!own && r.state != RegionDeparted && r.state != RegionDraining ||
 		r.state == RegionDraining && r.markedFor != 0 && r.markedFor != s.id && m.sessionOpen(r.markedFor) ||
-		!own && (m.overLimit(s, c) || m.keeps(r, s, m.spaces)) {
+		!own && (m.overLimit(s, c) || keeps(r, s)) {
 		out.fail(protocol.CodePending)
 		return
 	}

@@ -12,6 +12,7 @@ type clearMark struct {
 	want   Context // empty fields match everything
 	prefix []byte
 	born   uint64
+	left   uint64 // slots that sweeps have yet to look at for it
 }
 
 // alive reports whether an entry may be served as of the last stamped log time: it was not cleared, its bytes were not
@@ -62,7 +63,7 @@ func (m *Machine) applyClear(s *session, c *Clear, out *Results) {
 	case c.All && s == nil:
 		m.head.clearedAll = m.head.births
 	case c.All, c.validPrefix(), c.Context != nil && len(c.Prefix) == 0:
-		code = m.mark(clearMark{want, c.Prefix, m.head.births})
+		code = m.mark(clearMark{want, c.Prefix, m.head.births, uint64(m.table.end)})
 	default:
 		code = protocol.CodeBadRequest
 	}
@@ -77,11 +78,17 @@ func (m *Machine) applyClear(s *session, c *Clear, out *Results) {
 // mark adds a mark, or moves the one that says the same.
 func (m *Machine) mark(c clearMark) protocol.Code {
 	i := slices.IndexFunc(m.head.marks, func(o clearMark) bool { return o.want == c.want && bytes.Equal(o.prefix, c.prefix) })
+	ofTenant := 0
+	for j := range m.head.marks {
+		if m.head.marks[j].want.Tenant == c.want.Tenant {
+			ofTenant++
+		}
+	}
 	switch {
 	case m.table.count == 0: // no sweep would come to remove the mark
 	case i >= 0:
-		m.head.marks[i].born = c.born
-	case len(m.head.marks) >= MaxClearMarks:
+		m.head.marks[i].born, m.head.marks[i].left = c.born, c.left
+	case len(m.head.marks) >= MaxClearMarks, c.want.Tenant != "" && ofTenant >= MaxTenantMarks:
 		return protocol.CodeBusy
 	default:
 		c.prefix = clone(c.prefix)
@@ -110,8 +117,14 @@ func (m *Machine) startSweep() { m.head.sweepLeft = uint64(m.table.end) }
 // sweepGrows keeps what a sweep in progress has left to look at when the table grows beyond end: a sweep that goes on at
 // the first slot after the last one comes by the new ones on its way.
 func (m *Machine) sweepGrows(end uint64) {
+	grown := uint64(m.table.end) - end
 	if m.head.sweepAt+m.head.sweepLeft > end {
-		m.head.sweepLeft += uint64(m.table.end) - end
+		m.head.sweepLeft += grown
+	}
+	for i := range m.head.marks {
+		if c := &m.head.marks[i]; m.head.sweepAt+c.left > end {
+			c.left += grown
+		}
 	}
 }
 
@@ -121,12 +134,13 @@ func (m *Machine) SweepPending() uint64 { return m.head.sweepLeft + m.migrating(
 func (m *Machine) applySweep(c *Sweep, out *Results) {
 	m.migrate(int(min(c.Limit, MaxChorePerCommand)))
 	dropped := uint64(0)
-	adopted := 0
+	adopted, looked := 0, uint64(0)
 	for range c.Limit {
 		if m.head.sweepLeft == 0 || dropped >= MaxChorePerCommand || adopted >= MaxChorePerCommand {
 			break
 		}
 		m.head.sweepLeft--
+		looked++
 		if m.head.sweepAt >= uint64(m.table.end) {
 			m.head.sweepAt = 0
 		}
@@ -148,12 +162,22 @@ func (m *Machine) applySweep(c *Sweep, out *Results) {
 			}
 		}
 	}
-	if m.head.sweepLeft == 0 {
-		m.head.marks = nil
-	}
+	m.swept(looked)
 	out.code(0)
 	out.uvarint(dropped)
 	out.uvarint(m.SweepPending())
+}
+
+// swept takes note that sweeps have looked at so many more slots. A mark has been carried out when all slots have been
+// looked at since it was made, whatever was cleared after it: otherwise those who clear often would keep all marks.
+func (m *Machine) swept(slots uint64) {
+	m.head.marks = slices.DeleteFunc(m.head.marks, func(c clearMark) bool { return c.left <= slots })
+	for i := range m.head.marks {
+		m.head.marks[i].left -= slots
+	}
+	if len(m.head.marks) == 0 {
+		m.head.marks = nil
+	}
 }
 
 // idBits is how many ids of each kind an incarnation has, as a power of two, before they run into those of the next
@@ -193,6 +217,9 @@ func (m *Machine) applyIncarnation(c *NewIncarnation, out *Results) {
 	for _, d := range m.sortedDevices() {
 		d.Generation = 0
 		m.changed(d)
+	}
+	for _, r := range m.sortedRegions() {
+		r.recount()
 	}
 	m.startSweep()
 	out.code(0)

@@ -122,3 +122,23 @@ func TestClearsOfOneThingAreOneMark(t *testing.T) {
 	code, _ = p.apply(Header{}, &Clear{Context: &Context{Model: "one more"}})
 	require.Zero(t, code)
 }
+
+// One tenant repeats a CLEAR more often than a sweep takes: others' CLEARs must be carried out all the same.
+func TestOneWhoClearsOftenDoesNotKeepOthersFromIt(t *testing.T) {
+	p, _ := twoTenants(t)
+	end := uint64(p.m.table.end)
+	for i := range MaxClearMarks {
+		p.do(1, &Clear{Context: &Context{Salt: fmt.Sprint("s", i)}})
+	}
+	busy := 0
+	for i := range 1000 {
+		// the sweep gets through all but one slot between two CLEARs of tenant one
+		p.apply(Header{}, &Sweep{Limit: uint32(end - 1)})
+		code, _ := p.do(1, &Clear{Context: &Context{Salt: "s0"}})
+		require.Zero(t, code)
+		if code, _ := p.do(2, &Clear{Context: &Context{Model: fmt.Sprint("m", i%12)}}); code == protocol.CodeBusy {
+			busy++
+		}
+	}
+	require.Zero(t, busy)
+}

@@ -90,6 +90,7 @@ func (m *Machine) applyRetire(c *Retire, out *Results) {
 		if r.device != d {
 			continue
 		}
+		r.recount()
 		switch {
 		case c.Fenced && r.state != RegionDraining:
 			m.abandon(r)

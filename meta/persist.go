@@ -44,9 +44,9 @@ const (
 // stateFormat is the first byte of the head record, raised when the layout of records changes.
 const stateFormat = 3
 
-// minMark is the least that a mark of a CLEAR takes in the head record: four names, a block size, a seed, a prefix and a
-// birth.
-const minMark = 4 + 1 + 8 + 1 + 1
+// minMark is the least that a mark of a CLEAR takes in the head record: four names, a block size, a seed, a prefix, a
+// birth and what is left.
+const minMark = 4 + 1 + 8 + 1 + 1 + 1
 
 // dirtySlots are the entries whose records, or whose places in their policy, have changed since the last flush.
 type dirtySlots struct {
@@ -186,7 +186,7 @@ func (h *head) appendTo(b []byte) []byte {
 		b = binary.AppendUvarint(b, v)
 	}
 	for _, c := range h.marks {
-		b = binary.AppendUvarint(appendBytes(c.want.appendTo(b), c.prefix), c.born)
+		b = binary.AppendUvarint(binary.AppendUvarint(appendBytes(c.want.appendTo(b), c.prefix), c.born), c.left)
 	}
 	return b
 }
@@ -230,7 +230,7 @@ func (h *head) decode(d *decoder) error {
 	for n := d.count(minMark); n > 0; n-- {
 		var c clearMark
 		c.want.decode(d)
-		c.prefix, c.born = clone(d.bytes()), d.uvarint()
+		c.prefix, c.born, c.left = clone(d.bytes()), d.uvarint(), d.uvarint()
 		h.marks = append(h.marks, c)
 	}
 	if uint64(h.slots) > h.births {
@@ -445,6 +445,7 @@ func (m *Machine) loadRegion(r *region) error {
 	}
 	r.occupied = make([]uint64, (r.pages()+63)/64)
 	m.addRegion(r)
+	r.recount()
 	return nil
 }
 

@@ -70,7 +70,6 @@ type planner struct {
 	wait     bool // something could be had later
 	coming   bool // a region of another's is on its way to the instance
 	kept     bool // something could be had, but for the guarantee of another tenant
-	spaces   map[*tenant]uint64
 }
 
 // PlanAlloc is Reading.PlanAlloc as of the last stamped log time.
@@ -456,12 +455,7 @@ func (p *planner) usable(r *region) bool {
 
 // keeps reports whether a region is guaranteed to another tenant than the instance's, and notes if so.
 func (p *planner) keeps(r *region) bool {
-	kept := p.m.keeps(r, p.s, func() map[*tenant]uint64 {
-		if p.spaces == nil { // once for all regions
-			p.spaces = p.m.spaces()
-		}
-		return p.spaces
-	})
+	kept := keeps(r, p.s)
 	p.kept = p.kept || kept
 	return kept
 }

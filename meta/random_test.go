@@ -81,7 +81,14 @@ func (p *pool) check() {
 	for slot, pins := range m.pinsOf {
 		holders[m.contextOf(m.table.at(slot)).tenant] += uint64(len(pins))
 	}
+	spaces := map[*tenant]uint64{}
+	for _, r := range m.regionList {
+		if r.owner != nil && r.served() {
+			spaces[r.owner.tenant] += r.length
+		}
+	}
 	for _, x := range m.tenants {
+		require.Equal(t, spaces[x], x.space)
 		require.Equal(t, holders[x], x.pins+x.sessionPins)
 	}
 }

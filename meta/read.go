@@ -372,9 +372,8 @@ func (m *Machine) Stats() Stats {
 		s.FreeBytes += free
 	}
 	s.PoolBytes = m.poolBytes()
-	spaces := m.spaces()
 	for _, t := range sortedValues(m.tenants, func(t *tenant) uint64 { return uint64(t.base) }) {
-		s.Tenants = append(s.Tenants, TenantStats{t.name, t.entries, t.bytes, spaces[t], t.pins, t.sessionPins, t.limits.TenantLimits})
+		s.Tenants = append(s.Tenants, TenantStats{t.name, t.entries, t.bytes, t.space, t.pins, t.sessionPins, t.limits.TenantLimits})
 	}
 	return s
 }

@@ -26,13 +26,14 @@ type region struct {
 	markedFor  SessionID // who gets it once its owner has let go; 0 = nobody
 
 	// Not in the record.
-	handle    handle
-	live      uint32 // entries
-	pinned    uint32 // of them hard-pinned
-	liveBytes uint64
-	head      Slot     // its entries
-	occupied  []uint64 // bitmap of pages
-	parts     [2]*partition
+	handle     handle
+	live       uint32 // entries
+	pinned     uint32 // of them hard-pinned
+	liveBytes  uint64
+	head       Slot     // its entries
+	occupied   []uint64 // bitmap of pages
+	parts      [2]*partition
+	countedFor *tenant // see recount
 }
 
 // partition is the entries of one session, page size and class, in the order of their policy.
@@ -133,12 +134,14 @@ func (m *Machine) disown(r *region) {
 	}
 	s.regions = slices.DeleteFunc(s.regions, func(x *region) bool { return x == r })
 	r.owner = nil
+	r.recount()
 	r.parts = [2]*partition{}
 	m.forgetSession(s)
 }
 
 func (m *Machine) setRegionState(r *region, st RegionState) {
 	r.state = st
+	r.recount()
 	m.changed(r)
 }
 
@@ -200,7 +203,7 @@ func (m *Machine) applyReturn(s *session, c *ReturnRegion, out *Results) {
 func (m *Machine) applyMark(c *Mark, out *Results) {
 	r := m.regions[c.Region]
 	if r == nil || r.state != RegionOwned && r.state != RegionOrphaned || r.pinned > 0 ||
-		c.For != 0 && m.keeps(r, m.sessions[c.For], m.spaces) {
+		c.For != 0 && keeps(r, m.sessions[c.For]) {
 		out.fail(protocol.CodePending) // it has changed since it was planned
 		return
 	}
@@ -233,7 +236,7 @@ func (m *Machine) applyRevokeDone(s *session, c *RevokeDone, out *Results) {
 func (m *Machine) applyEmptyRegion(c *EmptyRegion, out *Results) {
 	r := m.regions[c.Region]
 	if r == nil || r.state == RegionOwned || r.state == RegionOrphaned || r.pinned > 0 && r.state == RegionDeparted ||
-		c.For != 0 && m.keeps(r, m.sessions[c.For], m.spaces) {
+		c.For != 0 && keeps(r, m.sessions[c.For]) {
 		out.fail(protocol.CodePending)
 		return
 	}

@@ -17,6 +17,7 @@ type tenant struct {
 	bytes       uint64
 	pins        uint64 // durable and soft
 	sessionPins uint64
+	space       uint64 // of its regions whose entries are served, see recount
 	limits      *tenantRecord
 }
 
@@ -127,25 +128,33 @@ func (m *Machine) poolBytes() uint64 {
 	return n
 }
 
-// spaces sums up the regions of each tenant whose entries are served: those of its clients, and of clients that are gone.
-// A region that was taken, or whose bytes were lost, is nobody's.
-func (m *Machine) spaces() map[*tenant]uint64 {
-	spaces := map[*tenant]uint64{}
-	for _, r := range m.regionList {
-		if r.owner != nil && r.served() {
-			spaces[r.owner.tenant] += r.length
-		}
+// recount keeps the sum of the regions of each tenant whose entries are served: those of its clients, and of clients that
+// are gone. A region that was taken, or whose bytes were lost, is nobody's. Whoever changes owner, state or generation
+// of a region, or the generation of its device, calls it.
+func (r *region) recount() {
+	var t *tenant
+	if r.owner != nil && r.served() {
+		t = r.owner.tenant
 	}
-	return spaces
+	if t == r.countedFor {
+		return
+	}
+	if r.countedFor != nil {
+		r.countedFor.space -= r.length
+	}
+	if t != nil {
+		t.space += r.length
+	}
+	r.countedFor = t
 }
 
 // keeps reports whether a region is not to be taken for a session of another tenant (nil = it has ended), since that
 // would leave less than its guarantee to the tenant that has it. Apply asks again what was planned: of plans that were
-// made at the same time, each may be right, and all together not. spaces is asked only if need be.
-func (m *Machine) keeps(r *region, by *session, spaces func() map[*tenant]uint64) bool {
+// made at the same time, each may be right, and all together not.
+func keeps(r *region, by *session) bool {
 	if r.owner == nil || !r.served() || by != nil && by.tenant == r.owner.tenant {
 		return false
 	}
 	t := r.owner.tenant
-	return t.limits.Guarantee != 0 && spaces()[t]-r.length < t.limits.Guarantee
+	return t.limits.Guarantee != 0 && t.space-r.length < t.limits.Guarantee
 }

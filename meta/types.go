@@ -38,6 +38,8 @@ const (
 	MaxContexts = 65536
 	// MaxClearMarks bounds the CLEARs in progress, since every lookup compares them: of a prefix, a context or a tenant.
 	MaxClearMarks = 64
+	// MaxTenantMarks bounds those of one tenant, so that there is room for others'.
+	MaxTenantMarks = MaxClearMarks / 4
 	// MaxSessionPins bounds a session's own pins, since they are undone in one command when it ends.
 	MaxSessionPins = 4096
 	// MaxDurablePins bounds durable and soft pins of one tenant, and what SetTenant can limit its pins to.

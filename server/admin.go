@@ -10,9 +10,11 @@ import (
 	"log/slog"
 	"net"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"github.com/valyala/fasthttp"
@@ -255,7 +257,7 @@ func (r *adminCall) decode(v any) error {
 	if len(bytes.TrimSpace(body)) == 0 {
 		return nil
 	}
-	if !utf8.Valid(body) { // the decoder would put U+FFFD in its place, and so mean another name
+	if !utf8.Valid(body) || halfPair(body) { // the decoder would put U+FFFD in its place, and so mean another name
 		return badRequest("the body is not UTF-8: give keys that are not text in the fields whose names end in _hex")
 	}
 	d := json.NewDecoder(bytes.NewReader(body))
@@ -381,4 +383,34 @@ func writeJSON(c *fasthttp.RequestCtx, status int, v any) {
 	c.SetStatusCode(status)
 	c.SetContentType("application/json")
 	c.SetBody(append(b, '\n'))
+}
+
+// halfPair reports whether JSON has an escape that is half of a surrogate pair, as Python makes of a byte that is not text.
+func halfPair(body []byte) bool {
+	for i := 0; i+1 < len(body); i++ {
+		if body[i] != '\\' {
+			continue
+		}
+		i++
+		switch r := escaped(body[i:]); {
+		case !utf16.IsSurrogate(r):
+		case i+5 >= len(body) || body[i+5] != '\\' || utf16.DecodeRune(r, escaped(body[i+6:])) == utf8.RuneError:
+			return true
+		default:
+			i += 6 // the other half
+		}
+	}
+	return false
+}
+
+// escaped is the number of an escape that begins with u, or 0.
+func escaped(b []byte) rune {
+	if len(b) < 5 || b[0] != 'u' {
+		return 0
+	}
+	r, err := strconv.ParseUint(string(b[1:5]), 16, 16)
+	if err != nil {
+		return 0
+	}
+	return rune(r)
 }

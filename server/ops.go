@@ -323,10 +323,16 @@ func (s *Server) tenant(name string) (x meta.TenantStats, left uint64) {
 func (s *Server) SetTenant(ctx context.Context, name string, change func(*meta.TenantLimits)) (meta.TenantStats, error) {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
+	s.limiting.Lock() // nobody else's change of another limit may come in between
+	defer s.limiting.Unlock()
 	old, _ := s.tenant(name)
 	limits := old.TenantLimits
 	change(&limits)
-	_, err := s.do(ctx, &meta.SetTenant{Tenant: name, Limits: limits})
+	// Members that run the release before stop at a command that they do not know: it must not even be logged.
+	err := error(&protocol.Error{Code: protocol.CodeUnsupported})
+	if s.Settings().Version >= meta.VersionTenants || s.master.Term() == 0 { // who does not lead says so
+		_, err = s.do(ctx, &meta.SetTenant{Tenant: name, Limits: limits})
+	}
 	now, left := s.tenant(name)
 	f, refused := errors.AsType[*protocol.Error](err)
 	if !refused {
@@ -452,7 +458,8 @@ func (s *Server) pin(ctx context.Context, tenant string, cmds ...*meta.Pin) (out
 		for i, c := range codes[:min(len(codes), len(out))] {
 			if c == protocol.CodeLimit {
 				return nil, &protocol.Error{
-					Code: c, Message: "the limit of pins is reached: undo some, or raise the tenant's with larder ctl tenants set",
+					Code: c, Message: "the limit of pins is reached, that of an entry (1024) or of its tenant (larder ctl tenants): " +
+						"undo some, or raise the tenant's with larder ctl tenants set",
 				}
 			}
 			out[i] = out[i] || c == 0

@@ -91,7 +91,7 @@ var codeTexts = map[protocol.Code]string{
 	protocol.CodeRevoking:        "the region is being taken away: use another",
 	protocol.CodeDuplicate:       "another process has just opened a session under this instance id: choose another, or retry",
 	protocol.CodeTooManyUnacked:  "too many seqs are unanswered: wait for some, and raise acked",
-	protocol.CodeBusy:            "too many CLEARs by prefix are in progress: retry",
+	protocol.CodeBusy:            "too many CLEARs, or an earlier change of the same thing, are in progress: retry",
 	protocol.CodePending:         "not decided in time: retry with the same seq",
 }
 

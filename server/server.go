@@ -55,6 +55,8 @@ type Server struct {
 	stopOnce sync.Once
 	stopErr  error
 
+	limiting sync.Mutex // one change of a tenant's limits at a time: each is made of those before it
+
 	mu      sync.Mutex
 	ready   bool // the devices are in service
 	members []raft.Member

@@ -13,7 +13,7 @@ import "math/bits"
 // was used more often, what is new takes the place of what came before it, in a
 // queue of one, which would come and go with each.
 //
-// Memory is that of the queues that are not empty, never of the number range.
+// Memory is that of the most queues there have been at once, never of the number range.
 type buckets struct {
 	t      Table
 	queues numbers[ends]

@@ -135,16 +135,27 @@ func (w *world) clear(s *session, c *meta.Clear) result {
 	return result{}
 }
 
+// clearing is a CLEAR of a tenant ("" = of all) for which so many slots have yet to be looked at.
+type clearing struct {
+	tenant string
+	left   uint64
+}
+
 // clearing notes a CLEAR that a sweep has to carry out. There are so many at a time, of which none says the same as another.
 func (w *world) clearing(want meta.Context, prefix []byte) protocol.Code {
-	key := fmt.Sprintf("%+v %x", want, prefix)
+	key, ofTenant := fmt.Sprintf("%+v %x", want, prefix), 0
+	for _, x := range w.marks {
+		if x.tenant == want.Tenant {
+			ofTenant++
+		}
+	}
 	switch {
 	case len(w.held()) == 0:
 		return 0
-	case !w.marks[key] && len(w.marks) >= meta.MaxClearMarks:
+	case w.marks[key] == nil && (len(w.marks) >= meta.MaxClearMarks || want.Tenant != "" && ofTenant >= meta.MaxTenantMarks):
 		return protocol.CodeBusy
 	}
-	w.marks[key] = true
+	w.marks[key] = &clearing{want.Tenant, uint64(len(w.entries))}
 	return 0
 }
 
@@ -213,12 +224,13 @@ func (w *world) guesses(g *meta.Group) uint64 {
 func (w *world) sweep(c *meta.Sweep, raw []byte) result {
 	w.sweepPolicies(int(min(c.Limit, meta.MaxChorePerCommand)))
 	w.sweeps++
-	dropped := uint64(0)
+	dropped, looked := uint64(0), uint64(0)
 	for range c.Limit {
 		if w.sweepLeft == 0 || dropped >= meta.MaxChorePerCommand {
 			break
 		}
 		w.sweepLeft--
+		looked++
 		if w.sweepAt >= uint64(len(w.entries)) {
 			w.sweepAt = 0
 		}
@@ -231,8 +243,10 @@ func (w *world) sweep(c *meta.Sweep, raw []byte) result {
 		dropped++
 		w.emptied(e.region)
 	}
-	if w.sweepLeft == 0 {
-		clear(w.marks)
+	for key, x := range w.marks {
+		if x.left -= min(x.left, looked); x.left == 0 {
+			delete(w.marks, key)
+		}
 	}
 	return result{value: meta.CountResult{Count: dropped, Left: w.sweepLeft + w.seenMoving(raw)}}
 }

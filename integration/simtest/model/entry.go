@@ -99,6 +99,11 @@ func (w *world) insert(e *entry) {
 		if w.sweepAt+w.sweepLeft > uint64(i) { // the sweep in progress comes by the new slot before it is done
 			w.sweepLeft++
 		}
+		for _, x := range w.marks {
+			if w.sweepAt+x.left > uint64(i) {
+				x.left++
+			}
+		}
 	}
 	e.slot = meta.Slot(i)
 	w.entries[i] = e

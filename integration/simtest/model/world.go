@@ -31,7 +31,7 @@ type world struct {
 	lastRegion                   meta.RegionID
 	lastDevice                   meta.DeviceID
 
-	marks     map[string]bool // CLEARs in progress
+	marks     map[string]*clearing // CLEARs in progress
 	sweepLeft uint64
 	sweepAt   uint64
 	change    policyChange
@@ -122,7 +122,7 @@ func newWorld() *world {
 	w := &world{
 		settings: meta.DefaultSettings(), sessions: map[meta.SessionID]*session{},
 		regions: map[meta.RegionID]*region{}, devices: map[meta.DeviceID]*device{}, limits: map[string]meta.TenantLimits{},
-		marks: map[string]bool{}, ordered: true,
+		marks: map[string]*clearing{}, ordered: true,
 	}
 	w.addTenant(meta.DefaultTenant)
 	return w
@@ -132,7 +132,10 @@ func newWorld() *world {
 func (w *world) clone() *world {
 	c := *w
 	c.effects, c.dropped = nil, nil
-	c.tenants, c.limits, c.marks = slices.Clone(w.tenants), maps.Clone(w.limits), maps.Clone(w.marks)
+	c.tenants, c.limits, c.marks = slices.Clone(w.tenants), maps.Clone(w.limits), map[string]*clearing{}
+	for key, x := range w.marks {
+		c.marks[key] = &clearing{x.tenant, x.left}
+	}
 	contexts, sessions := map[*context]*context{}, map[*session]*session{}
 	regions, devices := map[*region]*region{}, map[*device]*device{}
 	c.contexts = nil
