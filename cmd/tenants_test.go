@@ -38,7 +38,7 @@ func TestTenants(t *testing.T) {
 
 func TestTenantsSetRefuses(t *testing.T) {
 	c := startCluster(t)
-	require.Regexp(t, `at most \d+ bytes can be guaranteed to tenant "blue"`,
+	require.Regexp(t, `at most \d+[KMG]iB can be guaranteed to tenant "blue"`,
 		c.ctl(t, exitFailed, "tenants", "set", "blue", "--guarantee", "1GiB"))
 	require.Contains(t, c.ctl(t, exitFailed, "tenants", "set", "blue", "--guarantee", "0"), `there is no tenant "blue"`)
 	require.Contains(t, c.ctl(t, exitFailed, "tenants", "set", "blue", "--max-pins", "65537"), "at most 65536")

@@ -340,8 +340,8 @@ func (s *Server) SetTenant(ctx context.Context, name string, change func(*meta.T
 	}
 	switch f.Code {
 	case protocol.CodeNoSpace:
-		f.Message = fmt.Sprintf("at most %d bytes can be guaranteed to tenant %q: the rest of the pool is guaranteed to others, "+
-			"whose guarantees larder ctl tenants lists", left, clip(name))
+		f.Message = fmt.Sprintf("at most %v can be guaranteed to tenant %q: the rest of the pool is guaranteed to others, "+
+			"whose guarantees larder ctl tenants lists", Size(left), clip(name))
 	case protocol.CodeNotFound:
 		f.Message = fmt.Sprintf("there is no tenant %q, and no limit to set for it: larder ctl tenants lists them", clip(name))
 	case protocol.CodeUnsupported:
