@@ -43,6 +43,11 @@ type clock struct {
 // Boottime implements server.Clock.
 func (c *clock) Boottime() int64 { return c.start + c.s.now + c.s.now/1_000_000*c.ppm + c.jumped }
 
+// steady is the clock without its jumps, on which pages rest in quarantine. A real clock jumps over a suspend, which takes
+// as long for everybody else: no wait gets shorter by it. Here a clock jumps while no time passes, which is right for what
+// may only end too late, such as a lease, and would break what may only end too early.
+func (c *clock) steady() int64 { return c.Boottime() - c.jumped }
+
 // length is how long in true time d lasts on this clock.
 func (c *clock) length(d int64) int64 { return d - d/1_000_000*c.ppm }
 

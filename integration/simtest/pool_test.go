@@ -150,7 +150,7 @@ func (p *share) retire(t run, forMS uint64) {
 
 func (p *share) restEnd(forMS uint64) int64 {
 	d := int64(forMS) * ms
-	return p.c.clock.Boottime() + d + margin(d)
+	return p.c.clock.steady() + d + margin(d)
 }
 
 func (p *share) rest(t run, due int64) {
@@ -160,7 +160,7 @@ func (p *share) rest(t run, due int64) {
 
 // wake releases the pages whose quarantine is over.
 func (p *share) wake() {
-	now := p.c.clock.Boottime()
+	now := p.c.clock.steady()
 	left := p.resting[:0]
 	for _, q := range p.resting {
 		if q.due <= now {
@@ -178,7 +178,7 @@ func (p *share) use(t run) {
 	}
 	if due, ok := t.r.early[t.page]; ok {
 		delete(t.r.early, t.page)
-		if due <= p.c.clock.Boottime() {
+		if due <= p.c.clock.steady() {
 			p.release(t)
 			return
 		}
