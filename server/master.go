@@ -224,7 +224,9 @@ func (m *Master) Applied() uint64 {
 func (m *Master) Apply(index, term uint64, data []byte) error {
 	m.results.Reset()
 	g := m.ours(index, term, len(data) > 0)
-	m.results.WantEffects = m.serving.Load()
+	serving := m.serving.Load()
+	// One that has led, and does not now, may still have connections of owners.
+	m.results.WantEffects = m.elected.Load() != nil
 	m.state.Lock()
 	incarnation := m.machine.Incarnation()
 	err := m.machine.Apply(index, data, &m.results)
@@ -233,7 +235,7 @@ func (m *Master) Apply(index, term uint64, data []byte) error {
 		m.state.Unlock()
 		return fmt.Errorf("server: %w", err)
 	}
-	if m.results.WantEffects {
+	if serving {
 		// The slots that were freed must be ready for their next entries before anybody can read those.
 		m.leases.mu.Lock()
 		m.state.Unlock()
@@ -248,12 +250,14 @@ func (m *Master) Apply(index, term uint64, data []byte) error {
 	if g != nil {
 		m.finish(g)
 	}
-	if m.results.WantEffects {
-		m.pushFreed()
-		m.box.flush()
-		if n := m.answering.Load(); n > 0 {
-			m.answering.Store(-n)
-		}
+	if !serving {
+		m.missFreed()
+		return m.flushIfDue()
+	}
+	m.pushFreed()
+	m.box.flush()
+	if n := m.answering.Load(); n > 0 {
+		m.answering.Store(-n)
 	}
 	return m.flushIfDue()
 }
@@ -294,6 +298,7 @@ func (m *Master) Restored(uint64) error {
 	m.machine = machine
 	m.gen++
 	m.state.Unlock()
+	m.missAll()
 	return nil
 }
 
@@ -315,6 +320,7 @@ func (m *Master) OnLeadership(leads bool, term uint64) {
 	m.house = housekeeping{}
 	m.mu.Unlock()
 	m.state.RUnlock()
+	m.cutMissed()
 	m.term64.Store(term)
 	m.serving.Store(!m.restored.Load())
 	m.cfg.Logger.Info("leading", slog.Uint64("term", term))

@@ -784,6 +784,51 @@ func TestPagesFreedByOthersArePushedToTheirOwner(t *testing.T) {
 	require.Equal(t, uint64(500), push.Pages[0].FreeAfterMS)
 }
 
+// Another member leads for a while, and an owner has nothing to ask meanwhile: its connection is to the old leader still
+// when that leads again, and all that is said to it goes over it.
+func TestOwnersLearnOfPagesThatWereFreedWhileAnotherLed(t *testing.T) {
+	r := newRig(t)
+	r.device(8)
+	owner, other := r.client("owner"), r.client("other")
+	region := owner.store("k", 2)
+	r.afterGrace()
+	r.m.OnLeadership(false, 0)
+	mut := other.next()
+	h := meta.Header{Session: meta.SessionID(other.hello.Session), Seq: mut.Seq, Acked: mut.Acked}
+	r.log = append(r.log, meta.AppendCommand(meta.BeginGroup(nil, 1, nil), h, &meta.Delete{Keys: [][]byte{[]byte("k0")}}))
+	r.term++
+	require.True(t, r.apply())
+	require.Empty(t, owner.closed, "it finds the leader as soon as it asks for anything")
+	r.elect()
+	require.NotEmpty(t, owner.closed, "it must come back to be told")
+	require.Empty(t, other.closed, "it has missed nothing")
+
+	r.m.CloseClient(owner.c)
+	again := r.connect()
+	hello := again.handshake(protocol.HandshakeRequest{
+		InstanceID: "owner", Protocol: 1, Features: protocol.FeaturePush, Session: owner.hello.Session, Secret: owner.hello.Secret,
+	})
+	require.NoError(t, hello.Err())
+	require.Equal(t, region.RegionID, hello.Regions[0].RegionID)
+	require.Equal(t, []uint64{testPage, testPage}, hello.Regions[0].Occupied)
+	r.m.OnLeadership(false, 0)
+	r.elect()
+	require.Empty(t, again.closed, "it was told")
+}
+
+// A snapshot does not say what was freed.
+func TestOwnersComeBackToALeaderThatTookASnapshot(t *testing.T) {
+	r := newRig(t)
+	owner := r.client("owner")
+	_, err := r.m.Flush()
+	require.NoError(t, err)
+	r.m.OnLeadership(false, 0)
+	require.NoError(t, r.m.Restored(r.index))
+	require.Empty(t, owner.closed)
+	r.elect()
+	require.NotEmpty(t, owner.closed)
+}
+
 func TestClearedEntriesAreSweptAndPushed(t *testing.T) {
 	r := newRig(t)
 	r.device(8)

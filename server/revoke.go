@@ -220,6 +220,57 @@ func (m *Master) pushPages(effects []meta.Effect, now int64) {
 	m.box.add(c)
 }
 
+// missFreed takes note of owners whose pages were freed while this member did not lead. Whoever led then told those that
+// were connected to it. An owner that does little may have stayed here through all of that term, and nobody has told it.
+func (m *Master) missFreed() {
+	if len(m.results.Effects) == 0 {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range m.results.Effects {
+		if s := m.sessions[m.results.Effects[i].Owner]; s != nil {
+			s.missed = true
+		}
+	}
+}
+
+// missAll is missFreed for a snapshot, which does not say what was freed.
+func (m *Master) missAll() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, s := range m.sessions {
+		s.missed = true
+	}
+}
+
+// cutMissed ends, at an election, the connections that go on from an earlier term of this member and may have missed a
+// FREED since: the reply to their clients' next HANDSHAKE says which pages are occupied. Nothing else would ever tell them,
+// and they would not use the others again. Connections that have missed nothing stay.
+func (m *Master) cutMissed() {
+	m.mu.Lock()
+	var behind []*session
+	for _, s := range m.sessions {
+		if s.missed {
+			s.missed = false
+			behind = append(behind, s)
+		}
+	}
+	sortBy(behind, func(s *session) uint64 { return uint64(s.id) }) // so that a simulation repeats exactly
+	var stale []*Client
+	for _, s := range behind {
+		for _, c := range s.clients {
+			if c.push.Load() {
+				stale = append(stale, c)
+			}
+		}
+	}
+	m.mu.Unlock()
+	for _, c := range stale {
+		c.peer.Close("it may not have been told of pages that were freed while this member did not lead")
+	}
+}
+
 // maxUnackedPages bounds what a client may leave unacknowledged: a million pages, far beyond what one that reads its
 // pushes can be behind.
 const maxUnackedPages = 1 << 20

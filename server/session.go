@@ -26,6 +26,7 @@ type session struct {
 	// Guarded by Master.mu.
 	clients []*Client
 	closing bool // a CloseSession is on its way
+	missed  bool // pages of it may have been freed since this member led, of which its connections were not told
 	demand  demand
 }
 
