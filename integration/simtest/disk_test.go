@@ -7,6 +7,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"path"
+	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +16,8 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/zeebo/xxh3"
+
+	"larder/raft"
 )
 
 // blockSize is what a disk writes at once.
@@ -70,10 +74,10 @@ type diskFS struct {
 	mu    sync.Mutex
 	why   error          // why it ended itself
 	again map[string]int // how often a place was read since
+	lock  *sync.Mutex    // Pebble's own, of the store that is open; nil = none yet
 }
 
-// retries is how often one place is read after its process has ended itself. A compaction that meets a damaged block is
-// tried again for ever, and counts on the process's end like a flush.
+// retries is how often one place is read after its process has ended itself, before who reads there goes no further.
 const retries = 20
 
 // fail notes that the process ends itself.
@@ -94,6 +98,50 @@ func (fs *diskFS) stubborn(name string, at int64) bool {
 	place := fmt.Sprintf("%s/%d", name, at)
 	fs.again[place]++
 	return fs.again[place] > retries
+}
+
+// opened takes note of the lock of a store's database, which Pebble keeps to itself.
+func (fs *diskFS) opened(st *raft.Store) {
+	db := reflect.ValueOf(st).Elem().FieldByName("db").Elem()
+	lock := (*sync.Mutex)(db.FieldByName("mu").FieldByName("Mutex").Addr().UnsafePointer())
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	fs.lock = lock
+}
+
+// giveUp ends what would read a damaged block for ever: Pebble tries a compaction or a flush that meets one again and
+// again, and counts on the process's end. What the process itself reads it reads once.
+//
+// A flush of ingested tables reads with the database locked, and nothing is at rest while somebody waits for a mutex. It
+// has changed nothing yet and keeps all other changes out, as a write of the manifest does, for which Pebble lets go of
+// the lock, too. It cannot be ended: calls that were deferred on the way to here would panic.
+func (fs *diskFS) giveUp() {
+	calls := callers()
+	if !strings.HasPrefix(calls[len(calls)-1], "github.com/cockroachdb/pebble/") {
+		return
+	}
+	if slices.ContainsFunc(calls, func(name string) bool { return strings.HasSuffix(name, ".(*DB).runIngestFlush") }) {
+		fs.mu.Lock()
+		lock := fs.lock
+		fs.mu.Unlock()
+		if lock != nil {
+			lock.Unlock()
+		}
+	}
+	<-fs.never
+}
+
+// callers names the functions that run on this goroutine, the one with which it began last.
+func callers() (names []string) {
+	stack := make([]uintptr, 256) // several times as deep as Pebble goes
+	frames := runtime.CallersFrames(stack[:runtime.Callers(1, stack)])
+	for more := true; more; {
+		var f runtime.Frame
+		if f, more = frames.Next(); f.Function != "runtime.goexit" {
+			names = append(names, f.Function)
+		}
+	}
+	return names
 }
 
 // failed returns why the process ends itself, nil if it does not.
@@ -383,7 +431,7 @@ func (f *diskFile) SyncTo(n int64) (bool, error) {
 // ReadAt implements vfs.File. A misdirected read returns what lies in another block of the file.
 func (f *diskFile) ReadAt(b []byte, at int64) (int, error) {
 	if f.fs.gone.Load() && strings.HasSuffix(f.name, ".sst") && f.fs.stubborn(f.name, at) {
-		<-f.fs.never
+		f.fs.giveUp()
 	}
 	n, err := f.File.ReadAt(b, at)
 	d := f.fs.d

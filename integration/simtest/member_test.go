@@ -237,6 +237,7 @@ func (m *member) open() (err error) {
 	if err != nil {
 		return err
 	}
+	m.fs.opened(m.store)
 	if _, id := m.store.Identity(); id == 0 {
 		if m.joins {
 			err = m.store.Join(s.cluster, m.id)
