@@ -338,6 +338,17 @@ func (d *Device) VerifyClaim() error {
 // incarnation. When it returns the header is durable as far as the medium can, and every mapped reader sees the new
 // generation; in between readers see zero. It needs the claim. A volatile device is bound to this boot by it.
 func (d *Device) SetGeneration(generation, incarnation uint64) error {
+	return d.renew(generation, incarnation, func(*Header) {})
+}
+
+// Assign gives a device its number in the pool, and a generation as SetGeneration does. It is for a device that was
+// formatted before the pool knew of it.
+func (d *Device) Assign(id, generation, incarnation uint64) error {
+	return d.renew(generation, incarnation, func(h *Header) { h.DeviceID = id })
+}
+
+// renew writes a new generation, and what else change says.
+func (d *Device) renew(generation, incarnation uint64, change func(*Header)) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch {
@@ -356,7 +367,10 @@ func (d *Device) SetGeneration(generation, incarnation uint64) error {
 	if err := d.setLive(0, 0); err != nil {
 		return err
 	}
-	err = d.update(func(h *Header) { h.Generation, h.Incarnation, h.BootID = generation, incarnation, boot })
+	err = d.update(func(h *Header) {
+		h.Generation, h.Incarnation, h.BootID = generation, incarnation, boot
+		change(h)
+	})
 	if err != nil {
 		return err
 	}

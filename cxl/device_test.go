@@ -291,11 +291,15 @@ func TestSetGeneration(t *testing.T) {
 		require.ErrorIs(t, owner.SetGeneration(0, 2), errZeroGeneration)
 		require.ErrorIs(t, client.SetGeneration(43, 2), ErrNotClaimed)
 		require.EqualValues(t, 42, client.Generation())
+		require.NoError(t, owner.Assign(9, 43, 2))
+		require.EqualValues(t, 43, m.Generation())
+		require.NoError(t, owner.SetGeneration(42, 2))
 		require.NoError(t, owner.Close())
 		require.ErrorIs(t, owner.SetGeneration(44, 2), ErrClosed)
 		h := open(t, path, Expect{}).Header()
 		require.EqualValues(t, 42, h.Generation)
 		require.EqualValues(t, 2, h.Incarnation)
+		require.EqualValues(t, 9, h.DeviceID)
 	})
 }
 

@@ -31,6 +31,27 @@ func BootID() ([16]byte, error) { return bootID() }
 // given distinct ones, as systemd asks too.
 func HostID() [16]byte { return hostID() }
 
+// BootName is BootID in hexadecimal; empty if that cannot be told.
+func BootName() string {
+	id, err := BootID()
+	if err != nil {
+		return ""
+	}
+	return hex.EncodeToString(id[:])
+}
+
+// HostName is HostID in hexadecimal, as masters, nodes and clients name this machine; the host's name where it has none.
+func HostName() string {
+	if id := HostID(); id != [16]byte{} {
+		return hex.EncodeToString(id[:])
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return "localhost"
+	}
+	return name
+}
+
 // readID reads a 128-bit id written in hexadecimal, with or without dashes.
 func readID(path string) (id [16]byte, err error) {
 	b, err := os.ReadFile(path) //nolint:gosec // a fixed path
