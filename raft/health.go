@@ -32,8 +32,9 @@ type health struct {
 	failed   atomic.Bool
 	cause    error // valid once failed is set
 
-	minFree uint64
-	ballast int64
+	minFree   uint64
+	ballast   int64
+	simulated bool // what fails in the background ends once FailStop has returned
 
 	full       atomic.Bool // below MinFreeBytes: no new proposals
 	critical   atomic.Bool // below a quarter of it: no writes that can be refused
@@ -47,6 +48,7 @@ type health struct {
 
 func (h *health) init(s *Store, o *StoreOptions) {
 	h.s, h.failStop, h.minFree, h.ballast = s, o.FailStop, o.MinFreeBytes, o.BallastBytes
+	h.simulated = o.CompactionScheduler != nil
 	if h.failStop == nil {
 		logger := o.Logger
 		h.failStop = func(err error) {
@@ -59,7 +61,7 @@ func (h *health) init(s *Store, o *StoreOptions) {
 // exitStorage is the process's status after a storage fault: EX_IOERR of sysexits.
 const exitStorage = 74
 
-// fail reports err once.
+// fail reports err once. Whoever else comes meanwhile waits until it is reported.
 func (h *health) fail(err error) {
 	h.failOnce.Do(func() {
 		h.cause = err
@@ -98,11 +100,14 @@ func (h *health) listener() *pebble.EventListener {
 		BackgroundError: func(err error) {
 			h.backgroundErrors.Add(1)
 			if h.backgroundStreak.Add(1) == maxBackgroundErrors {
-				go h.fail(fmt.Errorf("raft: %d background errors in a row, the last: %w", maxBackgroundErrors, err))
+				h.fail(fmt.Errorf("raft: %d background errors in a row, the last: %w", maxBackgroundErrors, err))
+			}
+			if h.simulated && h.failed.Load() {
+				runtime.Goexit() // Pebble would try again for ever, as fast as it can
 			}
 		},
 		DataCorruption: func(info pebble.DataCorruptionInfo) {
-			go h.fail(&CorruptionError{What: "the file " + info.Path, Cause: info.Details})
+			h.fail(&CorruptionError{What: "the file " + info.Path, Cause: info.Details})
 		},
 		FlushEnd: func(i pebble.FlushInfo) {
 			if i.Err == nil {

@@ -80,6 +80,10 @@ type StoreOptions struct {
 	FailStop func(error)
 	// DisableAutomaticCompactions makes runs repeat exactly; for simulators.
 	DisableAutomaticCompactions bool
+	// CompactionScheduler says when a compaction may run, nil for as soon as there is need; for simulators, too. With one,
+	// tables are not read for statistics in the background either, and what failed there is not tried again once FailStop
+	// has returned: a store that has failed cannot be closed then.
+	CompactionScheduler pebble.CompactionScheduler
 	// LogCacheBytes bounds the recent log entries kept in memory; 0 is 16 MiB.
 	LogCacheBytes int
 }
@@ -208,11 +212,22 @@ func (s *Store) pebbleOptions(o *StoreOptions) (*pebble.Options, *pebble.Cache) 
 		WALBytesPerSync:             walBytesPerSync,
 		CompactionConcurrencyRange:  func() (int, int) { return 1, 2 },
 		DisableAutomaticCompactions: o.DisableAutomaticCompactions,
+		DisableTableStats:           o.CompactionScheduler != nil,
 		Logger:                      &pebbleLogger{s: s},
 		EventListener:               s.health.listener(),
 	}
+	opts.Experimental.CompactionScheduler = o.CompactionScheduler
 	opts.EnsureDefaults()
 	return opts, cache
+}
+
+// Flush begins to write what is in memory alone to tables, in the background, before memory is full. A simulator has it
+// done at times that repeat: when memory is full depends on random numbers of Pebble's.
+func (s *Store) Flush() error {
+	if _, err := s.db.AsyncFlush(); err != nil {
+		return fmt.Errorf("raft: flush: %w", err)
+	}
+	return nil
 }
 
 // load reads identity, witness and log, and compares them.

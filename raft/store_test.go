@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -402,6 +404,44 @@ func TestSyncFailureStopsTheMember(t *testing.T) {
 	require.Equal(t, store.log.last, again.log.last)
 	broken.Store(false)
 	_ = store.Close() // it has failed; only its goroutines matter here
+}
+
+// TestAFailedFlushIsNotTriedForEver makes every table fail in a simulator: the store gives up, says so once, and Pebble,
+// which would try again as fast as it can, is ended where FailStop returned. It cannot be closed then, so a process of its
+// own does it.
+func TestAFailedFlushIsNotTriedForEver(t *testing.T) {
+	const inChild = "LARDER_TEST_FAILED_FLUSH"
+	if os.Getenv(inChild) == "" {
+		cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+		cmd.Env = append(os.Environ(), inChild+"=1")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		require.Contains(t, string(out), "tried no more")
+		return
+	}
+	var broken atomic.Bool
+	fs := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if broken.Load() && op.Kind == errorfs.OpCreate && strings.HasSuffix(op.Path, ".sst") {
+			return errors.New("EIO")
+		}
+		return nil
+	}))
+	failures := make(chan error, 10)
+	o := testStoreOptions(fs)
+	o.FailStop = func(err error) { failures <- err }
+	o.CompactionScheduler = pebble.NewConcurrencyLimitSchedulerWithNoPeriodicGrantingForTest()
+	store, err := OpenStore("/data", o)
+	require.NoError(t, err)
+	require.NoError(t, store.Bootstrap(7, 1, simMembers(1)))
+	broken.Store(true)
+	require.NoError(t, store.Flush())
+	require.ErrorContains(t, <-failures, "EIO")
+	require.Error(t, store.Healthy())
+	more := func() bool { return store.health.backgroundErrors.Load() > maxBackgroundErrors }
+	require.Never(t, more, 50*time.Millisecond, time.Millisecond)
+	require.Empty(t, failures, "reported once")
+	fmt.Println("tried no more")
+	os.Exit(0)
 }
 
 // TestCrashDuringInstall takes power at every write of a member that installs a
