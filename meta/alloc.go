@@ -58,9 +58,7 @@ func (m *Machine) allocEvict(s *session, c *Alloc, out *Results) {
 		if !m.evictableNow(s, v) { // or evicted a moment ago, if it is named twice
 			continue
 		}
-		p := m.page(v.Slot, false)
-		pages = p.appendTo(pages)
-		m.evict(v.Slot)
+		pages = m.giveUp(s, v.Slot, pages)
 		n++
 	}
 	m.scratch = pages
@@ -80,7 +78,45 @@ func (m *Machine) evictableNow(s *session, v Victim) bool {
 	}
 	x := m.table.at(v.Slot)
 	r := m.regionOf(x)
-	return x.birth == v.Birth && x.pins == 0 && r.owner == s && r.state == RegionOwned
+	return x.birth == v.Birth && x.pins == 0 && (r.owner == s && r.state == RegionOwned || m.copyIn(s, x) != 0)
+}
+
+// copyIn is the copy of an entry that lies in a session's own region, 0 if none does.
+func (m *Machine) copyIn(s *session, x *entry) placeID {
+	p := m.firstCopy(x)
+	for p != 0 {
+		if r := m.placeRegion(m.places.at(p)); r.owner == s && r.state == RegionOwned {
+			break
+		}
+		p = m.places.at(p).next
+	}
+	return p
+}
+
+// giveUp frees the pages that an entry has in a session's own region, and adds them to pages: a copy goes, an entry falls
+// to one of its copies, or is evicted.
+func (m *Machine) giveUp(s *session, slot Slot, pages []byte) []byte {
+	x := m.table.at(slot)
+	if p := m.copyIn(s, x); p != 0 {
+		page := m.pageAt(slot, m.placeRegion(m.places.at(p)), m.places.at(p).offset, false)
+		page.Copy = true
+		pages = page.appendTo(pages)
+		m.loseCopy(p, ReasonEvicted, false)
+		return pages
+	}
+	page := m.page(slot, false)
+	p := placeID(0)
+	if x.places != 0 && m.kept(x) {
+		p = m.servedCopy(x)
+	}
+	page.Copy = p != 0
+	pages = page.appendTo(pages)
+	if p != 0 {
+		m.fall(slot, p, true)
+	} else {
+		m.evict(slot)
+	}
+	return pages
 }
 
 // allocRegion hands a whole region over: an own one emptied, or one that nobody writes to any more.

@@ -18,9 +18,23 @@ type clearMark struct {
 // alive reports whether an entry may be served as of the last stamped log time: it was not cleared, its bytes were not
 // lost, its region not taken, its time is not over.
 func (m *Machine) alive(x *entry) bool {
-	r := m.regionOf(x)
-	return r.served() && x.birth > m.head.clearedAll &&
+	return (m.regionOf(x).served() || x.places != 0 && m.servedCopy(x) != 0) && m.kept(x)
+}
+
+// kept reports whether an entry was not cleared, and its time is not over.
+func (m *Machine) kept(x *entry) bool {
+	return x.birth > m.head.clearedAll &&
 		(x.expires == 0 || x.expires > m.head.now) && (len(m.head.marks) == 0 || !m.marked(x))
+}
+
+// over reports whether an entry will never be served again. One whose device is away may be.
+func (m *Machine) over(x *entry) bool {
+	sound := false
+	m.locations(x, func(_ placeID, r *region, _ uint64) bool {
+		sound = r.sound()
+		return !sound
+	})
+	return !sound || !m.kept(x)
 }
 
 func (m *Machine) marked(x *entry) bool {
@@ -149,16 +163,17 @@ func (m *Machine) applySweep(c *Sweep, out *Results) {
 		if !m.table.live(slot) {
 			continue
 		}
-		if m.alive(m.table.at(slot)) {
+		if x := m.table.at(slot); !m.over(x) {
 			if m.adopt(slot) {
 				adopted++
 			}
+			dropped += uint64(m.prune(slot, m.emptied)) //nolint:gosec // a few
 		} else {
-			r := m.regionOf(m.table.at(slot))
-			m.drop(slot, m.whyDead(m.table.at(slot)), true)
+			held := m.regionsOf(x)
+			m.drop(slot, m.whyDead(x), true)
 			dropped++
-			if r.live == 0 && (r.state == RegionDeparted || r.state == RegionDraining) {
-				m.drain(r)
+			for _, r := range held {
+				m.emptied(r)
 			}
 		}
 	}
@@ -166,6 +181,24 @@ func (m *Machine) applySweep(c *Sweep, out *Results) {
 	out.code(0)
 	out.uvarint(dropped)
 	out.uvarint(m.SweepPending())
+}
+
+// regionsOf are the regions that an entry has locations in.
+func (m *Machine) regionsOf(x *entry) []*region {
+	var few [protocol.MaxCopies + 1]*region
+	list := few[:0]
+	m.locations(x, func(_ placeID, r *region, _ uint64) bool {
+		list = append(list, r)
+		return true
+	})
+	return list
+}
+
+// emptied drains a region that nobody writes to, once nothing is left in it.
+func (m *Machine) emptied(r *region) {
+	if r.live == 0 && (r.state == RegionDeparted || r.state == RegionDraining) {
+		m.drain(r)
+	}
 }
 
 // swept takes note that sweeps have looked at so many more slots. A mark has been carried out when all slots have been

@@ -34,6 +34,11 @@ const (
 	KindEmptyRegion  Kind = 21 // remove a bounded number of a departed region's entries
 	KindExpirePins   Kind = 22 // undo the pins whose time is over
 	KindTenant       Kind = 23 // a tenant's limits
+	KindDevice       Kind = 24 // how a device is used
+	KindTask         Kind = 25 // have a device's home copy entries
+	KindTaskDone     Kind = 26 // how far it has come
+	KindCancelTask   Kind = 27 // it need not any more
+	KindFencedRegion Kind = 28 // a device's home has made sure that a region's owner writes there no more
 )
 
 // Header precedes every command. A command with Session and Seq is applied once: its result is remembered until
@@ -222,6 +227,22 @@ type AddDevice struct {
 	Volatile   bool
 	BootID     string // of the host, for volatile media
 	Generation uint64
+	Home       string // instance of the session that serves it; "" = the masters do (all before VersionTiers)
+	NUMA       uint64 // the NUMA node that it is close to, plus 1; 0 = not known
+}
+
+// SetDevice changes how a device is used.
+type SetDevice struct {
+	Device   DeviceID
+	Mode     DeviceMode
+	UntilMS  uint64 // with DeviceAway: the log time from which on its bytes are given up; 0 = never
+	Draining bool   // no new regions are given there, and what lies there is moved away
+}
+
+// FencedRegion says that nobody can write to a region of an epoch any more, whatever its owner does.
+type FencedRegion struct {
+	Region RegionID
+	Epoch  uint64
 }
 
 // Retire gives a device a new generation: nothing that lay there is served any more. One that a new incarnation took
@@ -284,6 +305,12 @@ func (*NewIncarnation) Kind() Kind { return KindIncarnation } //nolint:revive //
 func (*ExpirePins) Kind() Kind     { return KindExpirePins }  //nolint:revive // see Command
 func (*SetTenant) Kind() Kind      { return KindTenant }      //nolint:revive // see Command
 
+func (*SetDevice) Kind() Kind    { return KindDevice }       //nolint:revive // see Command
+func (*AddTask) Kind() Kind      { return KindTask }         //nolint:revive // see Command
+func (*TaskDone) Kind() Kind     { return KindTaskDone }     //nolint:revive // see Command
+func (*CancelTask) Kind() Kind   { return KindCancelTask }   //nolint:revive // see Command
+func (*FencedRegion) Kind() Kind { return KindFencedRegion } //nolint:revive // see Command
+
 func (c *OpenSession) appendTo(b []byte) []byte {
 	b = appendBytes(b, c.Instance)
 	b = appendBytes(b, c.Tenant)
@@ -328,11 +355,7 @@ func (c *Alloc) appendTo(b []byte) []byte {
 	b = binary.AppendUvarint(b, c.PageSize)
 	b = binary.AppendUvarint(b, uint64(c.Region))
 	b = binary.AppendUvarint(b, c.MaxOwned)
-	b = binary.AppendUvarint(b, uint64(len(c.Victims)))
-	for _, v := range c.Victims {
-		b = binary.AppendUvarint(b, uint64(v.Slot))
-		b = binary.AppendUvarint(b, v.Birth)
-	}
+	b = appendVictims(b, c.Victims)
 	b = binary.AppendUvarint(b, uint64(len(c.Touched)))
 	for _, s := range c.Touched {
 		b = binary.AppendUvarint(b, uint64(s))
@@ -345,10 +368,7 @@ func (c *Alloc) decode(d *decoder) {
 	c.Phase = d.byte()
 	c.Device, c.Size, c.PageSize = DeviceID(d.u32()), d.uvarint(), d.uvarint()
 	c.Region, c.MaxOwned = RegionID(d.uvarint()), d.uvarint()
-	c.Victims = make([]Victim, d.count(2))
-	for i := range c.Victims {
-		c.Victims[i] = Victim{Slot: d.u32(), Birth: d.uvarint()}
-	}
+	c.Victims = decodeVictims(d)
 	c.Touched = make([]Slot, d.count(1))
 	for i := range c.Touched {
 		c.Touched[i] = d.u32()
@@ -372,6 +392,7 @@ const (
 	regPrefix
 	regGroup
 	regTouch
+	regCopy
 )
 
 func (c *Register) appendTo(b []byte) []byte {
@@ -400,6 +421,7 @@ func appendEntry(b []byte, e *protocol.RegisterEntry) []byte {
 	set(e.HasPrefix, regPrefix)
 	set(e.Group != 0, regGroup)
 	set(e.Touch, regTouch)
+	set(e.Copy, regCopy)
 	b = append(b, flags)
 	b = appendBytes(b, e.Key)
 	b = binary.AppendUvarint(b, e.RegionID)
@@ -419,6 +441,11 @@ func appendEntry(b []byte, e *protocol.RegisterEntry) []byte {
 	}
 	if flags&regGroup != 0 {
 		b = binary.AppendUvarint(b, e.Group)
+	}
+	if e.Copy {
+		for _, v := range [...]uint64{e.Of, e.Slot, e.MoveFrom} {
+			b = binary.AppendUvarint(b, v)
+		}
 	}
 	return b
 }
@@ -442,6 +469,9 @@ func decodeEntry(d *decoder, e *protocol.RegisterEntry) {
 		e.Group = d.uvarint()
 	}
 	e.Touch = flags&regTouch != 0
+	if flags&regCopy != 0 {
+		e.Copy, e.Of, e.Slot, e.MoveFrom = true, d.uvarint(), d.uvarint(), d.uvarint()
+	}
 }
 
 // decode reads a whole Register; Apply reads entry by entry instead (see register.go).
@@ -588,7 +618,15 @@ func (c *AddDevice) appendTo(b []byte) []byte {
 	b = binary.AppendUvarint(b, c.Size)
 	b = binary.AppendUvarint(b, c.DataOffset)
 	b = binary.AppendUvarint(b, c.Align)
-	return appendU64(appendBool(b, c.Volatile), c.Generation)
+	b = appendU64(appendBool(b, c.Volatile), c.Generation)
+	if c.Home != "" || c.NUMA != 0 { // binaries that know no VersionTiers must be able to read the others
+		b = c.appendHome(b)
+	}
+	return b
+}
+
+func (c *AddDevice) appendHome(b []byte) []byte {
+	return binary.AppendUvarint(appendBytes(b, c.Home), c.NUMA)
 }
 
 func (c *AddDevice) decode(d *decoder) {
@@ -597,7 +635,25 @@ func (c *AddDevice) decode(d *decoder) {
 	}
 	c.Size, c.DataOffset, c.Align = d.uvarint(), d.uvarint(), d.uvarint()
 	c.Volatile, c.Generation = d.bool(), d.u64()
+	if d.err == nil && len(d.b) > 0 {
+		c.Home, c.NUMA = d.string(), d.uvarint()
+	}
 }
+
+func (c *SetDevice) appendTo(b []byte) []byte {
+	b = append(binary.AppendUvarint(b, uint64(c.Device)), byte(c.Mode))
+	return appendBool(binary.AppendUvarint(b, c.UntilMS), c.Draining)
+}
+
+func (c *SetDevice) decode(d *decoder) {
+	c.Device, c.Mode, c.UntilMS, c.Draining = DeviceID(d.u32()), DeviceMode(d.byte()), d.uvarint(), d.bool()
+}
+
+func (c *FencedRegion) appendTo(b []byte) []byte {
+	return binary.AppendUvarint(binary.AppendUvarint(b, uint64(c.Region)), c.Epoch)
+}
+
+func (c *FencedRegion) decode(d *decoder) { c.Region, c.Epoch = RegionID(d.uvarint()), d.uvarint() }
 
 func (c *Retire) appendTo(b []byte) []byte {
 	b = appendU64(binary.AppendUvarint(b, uint64(c.Device)), c.Generation)
@@ -621,6 +677,9 @@ func (s *Settings) appendTo(b []byte) []byte {
 	for _, v := range []uint64{s.TTLMS, s.PageSize, s.RegionSize, s.MaxRegionsPerInstance, s.MinRegionAgeMS} {
 		b = binary.AppendUvarint(b, v)
 	}
+	if s.Version >= VersionTiers {
+		b = binary.AppendUvarint(binary.AppendUvarint(b, s.TierLow), s.PromoteAfter)
+	}
 	return b
 }
 
@@ -628,6 +687,10 @@ func (s *Settings) decode(d *decoder) {
 	s.Version, s.Policy = d.u32(), d.string()
 	for _, v := range []*uint64{&s.TTLMS, &s.PageSize, &s.RegionSize, &s.MaxRegionsPerInstance, &s.MinRegionAgeMS} {
 		*v = d.uvarint()
+	}
+	s.TierLow, s.PromoteAfter = defaultTierLow, defaultPromoteAfter
+	if s.Version >= VersionTiers {
+		s.TierLow, s.PromoteAfter = d.uvarint(), d.uvarint()
 	}
 }
 

@@ -12,11 +12,26 @@ type device struct {
 	object
 	id DeviceID
 	AddDevice
+	mode     DeviceMode
+	untilMS  uint64 // see SetDevice
+	draining bool
 
 	// Not in the record.
 	regions int
 	free    []extent // ascending by offset, never adjacent
 }
+
+// DeviceMode says whether what lies on a device is served.
+type DeviceMode uint8
+
+// Modes of a device.
+const (
+	DeviceServing DeviceMode = iota
+	DeviceAway               // its home is gone and may come back: nothing there is served
+)
+
+// String returns the mode's name.
+func (m DeviceMode) String() string { return [...]string{"serving", "away"}[m] }
 
 // extent is a run of bytes of a device.
 type extent struct{ offset, length uint64 }
@@ -27,6 +42,9 @@ func (m *Machine) applyAddDevice(c *AddDevice, out *Results) {
 	case len(c.UUID) == 0 || len(c.UUID) > protocol.MaxNameBytes || c.Generation == 0,
 		c.DataOffset%c.Align != 0, c.Size < c.DataOffset, c.Size > 1<<60:
 		out.fail(protocol.CodeBadRequest)
+		return
+	case m.settings.Version < VersionTiers && (c.Home != "" || c.NUMA != 0): // others could not read it
+		out.fail(protocol.CodeUnsupported)
 		return
 	case len(m.devices) >= MaxDevices:
 		out.fail(protocol.CodeLimit)
@@ -75,6 +93,8 @@ func (m *Machine) applyRetire(c *Retire, out *Results) {
 		return
 	}
 	d.Generation = c.Generation
+	d.mode, d.untilMS = DeviceServing, 0
+	m.cancelTasks(d.id)
 	if c.BootID != "" {
 		d.BootID = c.BootID
 	}
@@ -92,7 +112,7 @@ func (m *Machine) applyRetire(c *Retire, out *Results) {
 		}
 		r.recount()
 		switch {
-		case c.Fenced && r.state != RegionDraining:
+		case c.Fenced && r.state != RegionDraining, r.state == RegionOwned && r.owner.fenced: // a home's
 			m.abandon(r)
 		case r.state == RegionOwned:
 			r.markedFor = 0
@@ -123,6 +143,42 @@ func (d *device) hold(r *region) bool {
 	return r.offset >= end || d.reserve(extent{r.offset, min(r.length, end-r.offset)})
 }
 
+func (m *Machine) applySetDevice(c *SetDevice, out *Results) {
+	d := m.devices[c.Device]
+	switch {
+	case m.settings.Version < VersionTiers:
+		out.fail(protocol.CodeUnsupported)
+		return
+	case d == nil:
+		out.fail(protocol.CodeNotFound)
+		return
+	case c.Mode > DeviceAway, c.Mode == DeviceAway && d.Home == "":
+		out.fail(protocol.CodeBadRequest)
+		return
+	}
+	d.mode, d.untilMS, d.draining = c.Mode, c.UntilMS, c.Draining
+	m.changed(d)
+	out.code(0)
+}
+
+// applyFencedRegion ends what an owner may do in a region that was taken from it, or that it left without a word.
+func (m *Machine) applyFencedRegion(c *FencedRegion, out *Results) {
+	r := m.regions[c.Region]
+	switch {
+	case m.settings.Version < VersionTiers:
+		out.fail(protocol.CodeUnsupported)
+		return
+	case r == nil || r.epoch != c.Epoch:
+		out.fail(protocol.CodeStaleEpoch)
+		return
+	case r.state == RegionMarked:
+		m.drain(r)
+	case r.state == RegionOrphaned:
+		m.depart(r)
+	}
+	out.code(0)
+}
+
 func (m *Machine) applyDropDevice(c *DropDevice, out *Results) {
 	d := m.devices[c.Device]
 	switch {
@@ -131,6 +187,7 @@ func (m *Machine) applyDropDevice(c *DropDevice, out *Results) {
 	case d.regions > 0:
 		out.fail(protocol.CodeBusy)
 	default:
+		m.cancelTasks(d.id)
 		delete(m.devices, d.id)
 		m.gone(d)
 		out.code(0)
@@ -216,9 +273,24 @@ func (d *device) appendKey(b []byte) []byte {
 	return binary.BigEndian.AppendUint32(append(b, recDevice), uint32(d.id))
 }
 
-func (d *device) appendValue(b []byte) []byte { return d.appendTo(b) }
+func (d *device) appendValue(b []byte) []byte {
+	b = d.appendTo(b)
+	if d.mode == DeviceServing && d.untilMS == 0 && !d.draining {
+		return b
+	}
+	if d.Home == "" && d.NUMA == 0 {
+		b = d.appendHome(b)
+	}
+	return appendBool(binary.AppendUvarint(append(b, byte(d.mode)), d.untilMS), d.draining)
+}
 
 func (d *device) load(key, value *decoder) {
 	d.id = DeviceID(key.be32())
 	d.decode(value)
+	if value.err == nil && len(value.b) > 0 {
+		d.mode, d.untilMS, d.draining = DeviceMode(value.byte()), value.uvarint(), value.bool()
+	}
+	if d.mode > DeviceAway {
+		value.fail()
+	}
 }

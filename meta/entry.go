@@ -33,15 +33,19 @@ type entry struct {
 	children uint32
 	index    uint32
 	group    uint32
+	places   placeID // other locations, see place
 	keyLen   uint16
 	pins     uint16 // hard pins
 	list     uint8  // policy.Order
 	flags    uint8
+	used     uint8 // uses in the slowest tier since it fell there: a hint, not part of the state
 }
 
 const (
 	flagPrefix = 1 << iota
 	flagSoft
+	flagMoved  // the primary is the first place: where the entry was registered it does not lie any more, or as a copy
+	flagPlaces // of records only: places follow
 )
 
 const (
@@ -178,7 +182,7 @@ func (m *Machine) entryHash(s Slot, e *entry) uint64 {
 	} {
 		h = mix(h ^ v)
 	}
-	return h
+	return m.placesHash(h, e)
 }
 
 // place is the entry's order with its parity.

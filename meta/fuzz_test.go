@@ -35,6 +35,10 @@ func sampleCommands() []Command {
 		&Cancel{Seqs: []uint64{1, 2}}, &Clear{All: true, Prefix: []byte("p"), Context: &Context{Tenant: "t", Model: "m"}},
 		&Sweep{Limit: 7}, &Mark{Region: 1, For: 2}, &RevokeDone{Region: 1, Epoch: 2}, &FreeRegion{Region: 1},
 		&AddDevice{UUID: "u", Path: "p", Node: "n", Tier: "cxl", Coherence: "none", Size: 1, Align: 2, Volatile: true, Generation: 3},
+		&AddDevice{UUID: "u", Path: "p", Node: "n", Tier: "ssd", Size: 1, Align: 2, Generation: 3, Home: "node/n/u", NUMA: 2},
+		&SetDevice{Device: 1, Mode: DeviceAway, UntilMS: 9, Draining: true}, &FencedRegion{Region: 3, Epoch: 4},
+		&AddTask{TaskKind: TaskMove, Device: 1, MoveFrom: 2, Items: []Victim{{1, 2}, {3, 4}}},
+		&TaskDone{Task: 1, Done: 5, Copied: 2, Skipped: 2, Failed: 1, Bytes: 6}, &CancelTask{Task: 7},
 		&Retire{Device: 1, Generation: 2, BootID: "b", Size: 3, Path: "p", Fenced: true}, &DropDevice{Device: 1},
 		&SetSettings{Settings: DefaultSettings()}, &NewIncarnation{Incarnation: 3}, &EmptyRegion{Region: 1}, &ExpirePins{},
 		&EmptyRegion{Region: 1, For: 2}, &SetTenant{Tenant: "t", Limits: TenantLimits{Guarantee: 3, MaxPins: 4}},
@@ -46,6 +50,7 @@ func blankCommand(k Kind) Command {
 	for _, c := range []Command{
 		&OpenSession{}, &CloseSession{}, &Fence{}, &Alloc{}, &ReturnRegion{}, &Register{}, &Delete{}, &Pin{}, &Pin{Undo: true},
 		&Cancel{}, &Clear{}, &Sweep{}, &Mark{}, &RevokeDone{}, &FreeRegion{}, &AddDevice{}, &Retire{}, &DropDevice{},
+		&SetDevice{}, &AddTask{}, &TaskDone{}, &CancelTask{}, &FencedRegion{},
 		&SetSettings{}, &NewIncarnation{}, &EmptyRegion{}, &ExpirePins{}, &SetTenant{},
 	} {
 		if c.Kind() == k {
@@ -250,5 +255,5 @@ func TestOpenRefusesALaterVersion(t *testing.T) {
 	p.m.changed(&p.m.set)
 	p.flush()
 	_, err := Open(p.store)
-	require.ErrorContains(t, err, "version is 3, this binary supports up to 2: run a newer one")
+	require.ErrorContains(t, err, "version is 4, this binary supports up to 3: run a newer one")
 }

@@ -22,6 +22,10 @@ type Machine struct {
 	regions    map[RegionID]*region
 	regionList []*region // ascending by id
 	regionAt   handles[region]
+	places     places
+	bornBefore uint64 // births before the REGISTER being applied
+	tasks      map[TaskID]*task
+	tasked     map[Slot]TaskID // entries that a task is to copy
 	contextAt  handles[contextRecord]
 	sessions   map[SessionID]*session
 	openOf     map[string]SessionID // the open session of an instance
@@ -71,7 +75,7 @@ func newMachine() *Machine {
 		table: newTable(), prefixes: map[uint64]Slot{},
 		devices: map[DeviceID]*device{}, regions: map[RegionID]*region{}, sessions: map[SessionID]*session{},
 		openOf: map[string]SessionID{}, contexts: map[ContextID]*contextRecord{}, contextIDs: map[Context]ContextID{},
-		tenants: map[string]*tenant{}, pinsOf: map[Slot][]*pin{},
+		tenants: map[string]*tenant{}, pinsOf: map[Slot][]*pin{}, tasks: map[TaskID]*task{}, tasked: map[Slot]TaskID{},
 		settings: DefaultSettings(),
 	}
 	m.prefixSeed = maphash.Comparable(m.table.seed, 0)
@@ -268,6 +272,16 @@ func newCommand(k Kind) Command {
 		return &ExpirePins{}
 	case KindTenant:
 		return &SetTenant{}
+	case KindDevice:
+		return &SetDevice{}
+	case KindTask:
+		return &AddTask{}
+	case KindTaskDone:
+		return &TaskDone{}
+	case KindCancelTask:
+		return &CancelTask{}
+	case KindFencedRegion:
+		return &FencedRegion{}
 	default:
 		return nil
 	}
@@ -317,6 +331,16 @@ func (m *Machine) applyCommand(h Header, s *session, c Command, out *Results) er
 		m.applyExpirePins(out)
 	case *SetTenant:
 		m.applyTenant(c, out)
+	case *SetDevice:
+		m.applySetDevice(c, out)
+	case *AddTask:
+		m.applyAddTask(c, out)
+	case *TaskDone:
+		m.applyTaskDone(c, out)
+	case *CancelTask:
+		m.applyCancelTask(c, out)
+	case *FencedRegion:
+		m.applyFencedRegion(c, out)
 	}
 	return nil
 }
@@ -326,7 +350,8 @@ func (m *Machine) applyCommand(h Header, s *session, c Command, out *Results) er
 func (m *Machine) applySettings(c *SetSettings, out *Results) error {
 	n := c.Settings
 	switch {
-	case n.Version < m.settings.Version, n.PageSize%MinPageSize != 0 || n.PageSize == 0, n.RegionSize < n.PageSize:
+	case n.Version < m.settings.Version, n.PageSize%MinPageSize != 0 || n.PageSize == 0, n.RegionSize < n.PageSize,
+		n.TierLow > 100:
 		out.fail(protocol.CodeBadRequest)
 		return nil
 	case m.set.oldPolicy != "" && (n.Policy != m.settings.Policy || n.TTLMS != m.settings.TTLMS):

@@ -38,6 +38,7 @@ const (
 	recPolicy   = 'L'
 	recRegion   = 'R'
 	recSession  = 'S'
+	recTask     = 'K'
 	recTenant   = 'T'
 )
 
@@ -167,11 +168,18 @@ func (m *Machine) appendEntry(b []byte, x *entry) []byte {
 		b = binary.AppendUvarint(b, v)
 	}
 	b = appendU64(b, x.checksum)
-	b = append(b, x.flags&flagPrefix)
+	flags := x.flags & (flagPrefix | flagMoved)
+	if x.places != 0 {
+		flags |= flagPlaces
+	}
+	b = append(b, flags)
 	if x.flags&flagPrefix != 0 {
 		b = appendU64(b, x.hash)
 		b = binary.AppendUvarint(binary.AppendUvarint(b, uint64(x.index)), uint64(x.group))
 		b = binary.AppendUvarint(b, uint64(x.parent))
+	}
+	if x.places != 0 {
+		b = m.appendPlaces(b, x)
 	}
 	return appendOrder(b, x.place())
 }
@@ -308,6 +316,9 @@ func Open(store Store) (*Machine, error) {
 		return nil, err
 	}
 	if err := m.loadPins(store); err != nil {
+		return nil, err
+	}
+	if err := m.loadTasks(store); err != nil {
 		return nil, err
 	}
 	if err := m.restorePolicies(store); err != nil {
@@ -476,13 +487,14 @@ func (m *Machine) loadEntries(store Store) error {
 		return err
 	}
 	for s := range m.table.end {
-		if x := m.table.at(s); x.birth != 0 {
+		if x := m.table.at(s); x.birth != 0 && !m.regionOf(x).slow() {
 			if p := m.validParent(x); p != None {
 				m.table.at(p).children++
 			}
 		}
 	}
 	m.linkRegions()
+	m.linkPlaces()
 	return nil
 }
 
@@ -495,7 +507,7 @@ func (m *Machine) linkRegions() {
 	}
 	order := make([]born, 0, m.table.count)
 	for s := range m.table.end {
-		if x := m.table.at(s); x.birth != 0 {
+		if x := m.table.at(s); x.birth != 0 && x.flags&flagMoved == 0 {
 			order = append(order, born{x.birth, s})
 		}
 	}
@@ -524,10 +536,15 @@ func (m *Machine) loadEntry(slot Slot, d *decoder) error {
 	}
 	x := m.insert(slot, ctx.tenant, key)
 	x.birth, x.offset, x.length, x.checksum = birth, offset, uint32(length), checksum //nolint:gosec // written as 32 bits
-	x.region, x.ctx, x.expires, x.added, x.flags = r.handle, ctx.handle, expires, added, flags
+	x.region, x.ctx, x.expires, x.added, x.flags = r.handle, ctx.handle, expires, added, flags&(flagPrefix|flagMoved)
 	if flags&flagPrefix != 0 {
 		x.hash, x.index, x.group = d.u64(), d.u32(), d.u32()
 		x.parent = d.u32()
+	}
+	if flags&flagPlaces != 0 {
+		if err := m.loadPlaces(slot, x, d); err != nil {
+			return err
+		}
 	}
 	decodeOrder(d, x)
 	m.attach(slot, x, r, ctx)

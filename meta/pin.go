@@ -139,7 +139,7 @@ func (m *Machine) holdPin(p *pin, x *entry) {
 	m.pinsOf[p.slot] = append(m.pinsOf[p.slot], p)
 	if p.class == ClassHard {
 		if x.pins == 0 {
-			m.regionOf(x).pinned++
+			m.pinned(x, 1)
 		}
 		x.pins++
 	} else {
@@ -198,7 +198,7 @@ func (m *Machine) undoPin(p *pin) {
 		}
 		if p.class == ClassHard {
 			if x.pins--; x.pins == 0 {
-				m.regionOf(x).pinned--
+				m.pinned(x, -1)
 			}
 		} else if !slices.ContainsFunc(left, func(y *pin) bool { return y.class == ClassSoft }) {
 			x.flags &^= flagSoft

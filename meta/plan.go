@@ -147,13 +147,18 @@ func (p *planner) prepare() AllocPlan {
 
 // fits refuses what is larger than the largest device.
 func (p *planner) fits() AllocPlan {
-	if len(p.m.devices) == 0 {
-		return AllocPlan{} // the first is on its way: it is refused, or waited for, like a full pool
-	}
+	usable := false
 	for _, d := range p.m.devices {
+		if !p.mayUse(d) {
+			continue
+		}
+		usable = true
 		if p.least <= d.room() && p.least/p.pageSize <= MaxRegionPages {
 			return AllocPlan{}
 		}
+	}
+	if !usable {
+		return AllocPlan{} // the first is on its way: it is refused, or waited for, like a full pool
 	}
 	return AllocPlan{
 		Kind: PlanRefuse, Code: protocol.CodeNoSpace, Never: true,
@@ -268,27 +273,30 @@ func (p *planner) reserved() AllocPlan {
 	return AllocPlan{}
 }
 
-// freeSpace cuts a region from free space: of the tier asked for if there is any, otherwise of the device with most.
+// freeSpace cuts a region from free space, see rate.
 func (p *planner) freeSpace() AllocPlan {
 	if p.atLimit() {
 		return AllocPlan{}
 	}
 	var best *device
 	var bestSize uint64
-	prefer := false
+	rating := 0
 	for _, d := range p.m.sortedDevices() {
+		if !p.mayUse(d) {
+			continue
+		}
 		largest, _ := d.largestFree()
 		size := min(roundUp(p.want, d.Align), largest/d.Align*d.Align)
 		size = min(size, MaxRegionPages*p.pageSize/d.Align*d.Align)
-		inTier := p.req.Tier == "" || d.Tier == p.req.Tier
 		if size >= p.least && !p.ready(d) {
 			p.wait = true
 			continue
 		}
-		if size < p.least || best != nil && (prefer && !inTier || prefer == inTier && size <= bestSize) {
+		r := p.rate(d)
+		if size < p.least || best != nil && (r > rating || r == rating && size <= bestSize) {
 			continue
 		}
-		best, bestSize, prefer = d, size, inTier
+		best, bestSize, rating = d, size, r
 	}
 	if best == nil {
 		return p.draining()
@@ -305,7 +313,7 @@ func (p *planner) ready(d *device) bool {
 func (p *planner) draining() AllocPlan {
 	for _, r := range p.m.sortedRegions() {
 		if r.state != RegionDraining || r.markedFor != 0 && p.m.sessionOpen(r.markedFor) || r.length < p.least ||
-			r.beyond() {
+			r.beyond() || !p.mayUse(r.device) {
 			continue
 		}
 		if r.live > 0 || p.g.RegionBusy(r.id) || !p.ready(r.device) {
@@ -366,7 +374,7 @@ func (p *planner) departed() AllocPlan {
 	if p.atLimit() {
 		return AllocPlan{}
 	}
-	r := p.fewest(p.m.sortedRegions(), func(r *region) bool { return r.state == RegionDeparted && p.usable(r) })
+	r := p.fewest(p.m.sortedRegions(), func(r *region) bool { return r.state == RegionDeparted && p.mayUse(r.device) && p.usable(r) })
 	if r == nil {
 		return AllocPlan{}
 	}
@@ -388,6 +396,9 @@ func (p *planner) others() AllocPlan {
 	}
 	young := false
 	r := p.fewest(p.m.sortedRegions(), func(r *region) bool {
+		if !p.mayUse(r.device) || r.owner != nil && p.m.home(r.owner) {
+			return false
+		}
 		if r.state == RegionMarked || r.state == RegionOrphaned && !p.keeps(r) {
 			p.wait = true // it may come free: its owner may answer, or be proven dead
 			return false
@@ -488,6 +499,7 @@ func (p *planner) victims(used map[Slot]bool) (next func() (Slot, bool), stop fu
 				return
 			}
 		}
+		w.copies()
 	})
 }
 
@@ -499,11 +511,65 @@ type victimWalk struct {
 	walked int    // entries that could not be victims
 	recent []Slot // of the partition, used since the last decision
 	over   bool   // the caller wants no more
+	early  map[Slot]bool
+}
+
+// copyWindow is how many of the coldest entries are looked through for those that live on in a copy, before others are
+// evicted: so few that the order of the policy hardly changes.
+const copyWindow = 64
+
+// withCopies offers those of the coldest entries that are served elsewhere, too.
+func (w *victimWalk) withCopies(part *partition) {
+	m, looked := w.p.m, 0
+	if m.places.count == 0 {
+		return
+	}
+	part.victims(w.p.at.now, func(s Slot) policy.Verdict {
+		if looked++; looked > copyWindow {
+			return policy.Stop
+		}
+		x := m.table.at(s)
+		if w.used[s] || x.places == 0 || m.servedCopy(x) == 0 || !w.p.evictable(s) || w.p.g.Touched(s) {
+			return policy.Skip
+		}
+		if w.early == nil {
+			w.early = map[Slot]bool{}
+		}
+		w.early[s] = true
+		if w.over = !w.yield(s); w.over {
+			return policy.Stop
+		}
+		return policy.Take
+	})
+}
+
+// copies offers the copies in the instance's regions of entries whose primaries lie elsewhere: nothing is lost with them.
+func (w *victimWalk) copies() {
+	p := w.p
+	for _, r := range p.s.regions {
+		if r.state != RegionOwned || r.pageSize != p.pageSize || r.copyBytes == 0 {
+			continue
+		}
+		for at := r.places; at != 0 && w.walked <= maxWalk; at = p.m.places.at(at).rnext {
+			s := p.m.places.at(at).slot
+			x := p.m.table.at(s)
+			primary := x.flags&flagMoved != 0 && x.places == at
+			if w.walked++; primary || w.used[s] || w.early[s] || x.pins > 0 || p.g.Leased(s) {
+				continue
+			}
+			if !w.yield(s) {
+				return
+			}
+		}
+	}
 }
 
 // partition offers the entries of one partition; false means that the caller wants no more.
 func (w *victimWalk) partition(part *partition) bool {
 	w.recent = nil
+	if w.withCopies(part); w.over {
+		return false
+	}
 	part.victims(w.p.at.now, w.offer)
 	for _, s := range w.recent {
 		if !w.over && !w.used[s] {
@@ -516,7 +582,7 @@ func (w *victimWalk) partition(part *partition) bool {
 // offer looks at the next entry in the policy's order.
 func (w *victimWalk) offer(s Slot) policy.Verdict {
 	switch {
-	case w.used[s]:
+	case w.used[s] || w.early[s]:
 		return policy.Skip
 	case !w.p.evictable(s):
 		w.p.wait = true

@@ -29,7 +29,7 @@ func (p *pool) check() {
 				n++
 			}
 		}
-		require.Equal(t, d.dataEnd()-d.DataOffset, used+free, "used + free = capacity")
+		require.Equal(t, d.room(), used+free, "used + free = capacity")
 		require.Equal(t, d.regions, n)
 		for i, a := range spans {
 			for _, b := range spans[i+1:] {
@@ -39,20 +39,33 @@ func (p *pool) check() {
 	}
 	live, pins := uint64(0), 0
 	for _, r := range m.regionList {
-		n, pages := uint32(0), uint64(0)
+		n, pages, bytes, copies, pinned := uint32(0), uint64(0), uint64(0), uint64(0), uint32(0)
 		m.EachEntry(r.id, func(s Slot) bool {
 			x := m.table.at(s)
-			require.Same(t, r, m.regionOf(x))
-			first, end := r.span(x.offset, uint64(x.length))
+			var l Location
+			require.True(t, m.LocationIn(s, r.id, &l))
+			first, end := r.span(l.Offset, uint64(x.length))
 			require.True(t, r.overlaps(first, end))
 			pages += end - first
 			n++
+			bytes += uint64(x.length)
 			if x.pins > 0 {
-				pins++
+				pinned++
+			}
+			if m.regionOf(x) == r {
+				live++
+				if x.pins > 0 {
+					pins++
+				}
+			} else {
+				copies += uint64(x.length)
 			}
 			return true
 		})
 		require.Equal(t, r.live, n)
+		require.Equal(t, r.pinned, pinned)
+		require.Equal(t, r.liveBytes, bytes)
+		require.Equal(t, r.copyBytes, copies)
 		occupied := uint64(0)
 		runs := m.Occupied(r.id)
 		for i := 1; i < len(runs); i += 2 {
@@ -63,9 +76,9 @@ func (p *pool) check() {
 		if r.owner == nil {
 			require.Zero(t, r.live)
 		}
-		live += uint64(n)
 	}
 	require.Equal(t, m.table.count, live)
+	p.checkPlaces()
 	inPolicies := 0
 	for _, s := range m.sessions {
 		for _, part := range s.parts {
@@ -83,7 +96,7 @@ func (p *pool) check() {
 	}
 	spaces := map[*tenant]uint64{}
 	for _, r := range m.regionList {
-		if r.owner != nil && r.served() {
+		if r.owner != nil && r.sound() {
 			spaces[r.owner.tenant] += r.length
 		}
 	}
@@ -113,6 +126,7 @@ func randomRun(t *testing.T, name string, seed uint64, steps int) {
 	p.apply(Header{}, &SetSettings{s})
 	p.device(32 * page)
 	p.device(16 * page)
+	g.nodes()
 	for i := range steps {
 		p.now += r.Uint64N(50)
 		g.step()
@@ -140,6 +154,7 @@ type generator struct {
 	r        *rand.Rand
 	p        *pool
 	sessions []SessionID
+	homes    []*homeOf
 }
 
 func (g *generator) session() SessionID {
@@ -161,7 +176,7 @@ func (g *generator) keys() [][]byte {
 
 func (g *generator) step() {
 	p, id := g.p, g.session()
-	switch g.r.IntN(21) {
+	switch g.r.IntN(25) {
 	case 0, 1, 2:
 		g.alloc(id)
 	case 3, 4, 5, 6, 7, 8:
@@ -216,6 +231,10 @@ func (g *generator) step() {
 		p.apply(Header{}, &SetTenant{[]string{DefaultTenant, "acme"}[g.r.IntN(2)], TenantLimits{
 			Guarantee: g.r.Uint64N(4) * g.r.Uint64N(16) * page, MaxPins: g.r.Uint64N(3) * g.r.Uint64N(8),
 		}})
+	case 21, 22, 23:
+		g.copy()
+	case 24:
+		g.tiers()
 	}
 }
 
@@ -343,6 +362,9 @@ func FuzzApply(f *testing.F) {
 	for _, group := range p.log {
 		f.Add(group)
 	}
+	// A device that shrank to less than its header has no room, rather than a negative one.
+	p.apply(Header{}, &Retire{Device: 1, Generation: 99, Size: 1, Fenced: true})
+	f.Add(p.log[len(p.log)-1])
 	f.Fuzz(func(t *testing.T, group []byte) {
 		q := newPool(t)
 		q.device(16 * page)

@@ -1,5 +1,10 @@
 package meta
 
+import (
+	"cmp"
+	"slices"
+)
+
 // TenantID names a tenant for lookups. Its zero value is the default tenant.
 type TenantID struct{ t *tenant }
 
@@ -91,8 +96,54 @@ func (m *Machine) Key(s Slot) []byte { return m.table.key(m.table.at(s)) }
 // Location fills in where the entry of a taken slot lies.
 func (m *Machine) Location(s Slot, l *Location) {
 	x := m.table.at(s)
-	m.regionOf(x).locate(l)
-	l.Offset, l.Length, l.Checksum = x.offset, uint64(x.length), x.checksum
+	r, offset := m.regionOf(x), x.offset
+	if x.places != 0 && !r.served() {
+		if p := m.servedCopy(x); p != 0 {
+			r, offset = m.placeRegion(m.places.at(p)), m.places.at(p).offset
+		}
+	}
+	r.locate(l)
+	l.Offset, l.Length, l.Checksum = offset, uint64(x.length), x.checksum
+}
+
+// Locations appends where the bytes of the entry of a taken slot lie and are served, the fastest tier first.
+func (m *Machine) Locations(s Slot, list []Location) []Location {
+	x := m.table.at(s)
+	m.locations(x, func(_ placeID, r *region, offset uint64) bool {
+		if r.served() {
+			list = append(list, Location{})
+			l := &list[len(list)-1]
+			r.locate(l)
+			l.Offset, l.Length, l.Checksum = offset, uint64(x.length), x.checksum
+		}
+		return true
+	})
+	return list
+}
+
+// Copies reports whether the entry of a taken slot lies in more places than one.
+func (m *Machine) Copies(s Slot) bool { return m.firstCopy(m.table.at(s)) != 0 }
+
+// LocationIn fills in where the entry of a taken slot lies in a region, and reports whether it does.
+func (m *Machine) LocationIn(s Slot, id RegionID, l *Location) (found bool) {
+	x := m.table.at(s)
+	m.locations(x, func(_ placeID, r *region, offset uint64) bool {
+		if r.id == id {
+			r.locate(l)
+			l.Offset, l.Length, l.Checksum = offset, uint64(x.length), x.checksum
+			found = true
+		}
+		return !found
+	})
+	return found
+}
+
+// Wanted reports whether the entry of a taken slot should get a copy in a faster tier: it lies in the slowest alone, and
+// has been used there often enough. Members may differ in what they know of that.
+func (m *Machine) Wanted(s Slot) bool {
+	x := m.table.at(s)
+	after := m.settings.PromoteAfter
+	return after != 0 && uint64(x.used) >= after && m.regionOf(x).slow() && m.settings.Version >= VersionTiers
 }
 
 // EntryInfo describes an entry to operators.
@@ -266,7 +317,7 @@ func (m *Machine) Occupied(id RegionID) []uint64 {
 	return runs
 }
 
-// EachEntry calls fn with every entry of a region until it returns false.
+// EachEntry calls fn with every entry that has a location in a region, its primary or a copy, until it returns false.
 func (m *Machine) EachEntry(id RegionID, fn func(s Slot) bool) {
 	r := m.regions[id]
 	if r == nil {
@@ -277,20 +328,41 @@ func (m *Machine) EachEntry(id RegionID, fn func(s Slot) bool) {
 			return
 		}
 	}
+	for p := r.places; p != 0; p = m.places.at(p).rnext {
+		if !fn(m.places.at(p).slot) {
+			return
+		}
+	}
 }
 
 // DeviceInfo describes a device.
 type DeviceInfo struct {
 	ID DeviceID
 	AddDevice
+	Mode        DeviceMode
+	UntilMS     uint64 // see SetDevice
+	Draining    bool
 	Free        uint64
 	LargestFree uint64
 	Regions     int
+	Locations   uint64 // of entries, primaries and copies
+	LiveBytes   uint64 // of them
+	CopyBytes   uint64 // of the copies among them
 }
 
 func (d *device) info() DeviceInfo {
 	largest, free := d.largestFree()
-	return DeviceInfo{ID: d.id, AddDevice: d.AddDevice, Free: free, LargestFree: largest, Regions: d.regions}
+	return DeviceInfo{
+		ID: d.id, AddDevice: d.AddDevice, Mode: d.mode, UntilMS: d.untilMS, Draining: d.draining,
+		Free: free, LargestFree: largest, Regions: d.regions,
+	}
+}
+
+// count adds what lies in a region to what its device holds.
+func (i *DeviceInfo) count(r *region) {
+	i.Locations += uint64(r.live)
+	i.LiveBytes += r.liveBytes
+	i.CopyBytes += r.copyBytes
 }
 
 // Device describes a device.
@@ -299,7 +371,13 @@ func (m *Machine) Device(id DeviceID) (DeviceInfo, bool) {
 	if d == nil {
 		return DeviceInfo{}, false
 	}
-	return d.info(), true
+	i := d.info()
+	for _, r := range m.regionList {
+		if r.device == d {
+			i.count(r)
+		}
+	}
+	return i, true
 }
 
 // Devices describes all devices, by id.
@@ -307,6 +385,10 @@ func (m *Machine) Devices() []DeviceInfo {
 	infos := make([]DeviceInfo, 0, len(m.devices))
 	for _, d := range m.sortedDevices() {
 		infos = append(infos, d.info())
+	}
+	for _, r := range m.regionList {
+		at, _ := slices.BinarySearchFunc(infos, r.device.id, func(i DeviceInfo, id DeviceID) int { return cmp.Compare(i.ID, id) })
+		infos[at].count(r)
 	}
 	return infos
 }
@@ -318,6 +400,8 @@ type counters struct {
 	Deduplicated uint64          // of them, those whose prefix hash was held under another key
 	Touched      uint64          // uses
 	Removed      [Reasons]uint64 // entries, by reason
+	Copied       uint64          // copies registered
+	Fallen       uint64          // entries whose primary went while a copy stayed
 	Evictions    [4]uint64       // entries, by REQUEST_ALLOC's phase; kept in the store
 	Allocs       [4]uint64       // REQUEST_ALLOCs carried out, by phase
 }

@@ -27,10 +27,12 @@ type region struct {
 
 	// Not in the record.
 	handle     handle
-	live       uint32 // entries
-	pinned     uint32 // of them hard-pinned
+	live       uint32 // entries' locations
+	pinned     uint32 // of them, of hard-pinned entries
 	liveBytes  uint64
-	head       Slot     // its entries
+	head       Slot     // entries that were registered here, and have not left
+	places     placeID  // other locations
+	copyBytes  uint64   // of them those that are not primaries
 	occupied   []uint64 // bitmap of pages
 	parts      [2]*partition
 	countedFor *tenant // see recount
@@ -50,7 +52,11 @@ type partition struct {
 func (r *region) beyond() bool { return r.offset+r.length > r.device.dataEnd() }
 
 // served reports whether what lies in a region may be: it was not taken from its owner, nor were its bytes lost.
-func (r *region) served() bool {
+func (r *region) served() bool { return r.sound() && r.device.mode == DeviceServing }
+
+// sound reports whether a region was not taken from its owner, and its bytes were not lost: what lies there is served, or
+// will be when its device is back.
+func (r *region) sound() bool {
 	return r.state <= RegionDeparted && r.generation == r.device.Generation
 }
 
@@ -177,7 +183,15 @@ func (m *Machine) drain(r *region) {
 func (m *Machine) empty(r *region, limit int) int {
 	n := 0
 	for ; n < limit && r.head != None; n++ {
-		m.drop(r.head, ReasonTaken, true)
+		m.lose(r.head, ReasonTaken)
+	}
+	for ; n < limit && r.places != 0; n++ {
+		v := m.places.at(r.places)
+		if x := m.table.at(v.slot); x.flags&flagMoved != 0 && x.places == r.places {
+			m.lose(v.slot, ReasonTaken)
+		} else {
+			m.loseCopy(r.places, ReasonTaken, false)
+		}
 	}
 	return n
 }

@@ -17,6 +17,7 @@ func (m *Machine) applyRegister(h Header, s *session, d *decoder, out *Results) 
 	if ctx != nil {
 		ctx.refs++ // so that it does not go with the last entry, when this very command replaces that
 	}
+	m.bornBefore = m.head.births
 	var e protocol.RegisterEntry
 	for range n {
 		decodeEntry(d, &e)
@@ -34,6 +35,10 @@ func (m *Machine) register(h Header, s *session, ctx *contextRecord, e *protocol
 	if ctx == nil {
 		out.buf = append(out.buf, regRefused)
 		out.uvarint(uint64(protocol.CodeLimit))
+		return
+	}
+	if e.Copy {
+		m.registerCopy(h, s, ctx.tenant, e, out)
 		return
 	}
 	if slot, ok := m.find(ctx.tenant, e.Key); ok {
@@ -99,7 +104,7 @@ func (m *Machine) admit(h Header, s *session, e *protocol.RegisterEntry) (*regio
 		return nil, protocol.CodeRevoking
 	case native && r.state != RegionOwned:
 		return nil, protocol.CodeStaleEpoch
-	case r.generation != r.device.Generation:
+	case r.generation != r.device.Generation, r.device.mode != DeviceServing: // what is acknowledged is served
 		return nil, protocol.CodeStaleGeneration
 	case e.KVOffset > r.length || e.KVLength > r.length-e.KVOffset:
 		return nil, protocol.CodeOutOfRegion
@@ -146,7 +151,7 @@ func (m *Machine) admitted(r *region, ctx *contextRecord, e *protocol.RegisterEn
 	m.orderSum += orderHash(slot, x.place())
 	m.addToPolicy(slot, x)
 	m.markEntry(slot)
-	if x.parent != None {
+	if x.parent != None && !r.slow() {
 		m.childAdded(x.parent)
 	}
 	m.stats.Registered++
@@ -157,11 +162,10 @@ func (m *Machine) after(ms uint64) uint64 { return m.head.now + min(ms, math.Max
 
 // attach links an entry with its region, context and prefix. Rebuilding from the store uses it too.
 func (m *Machine) attach(slot Slot, x *entry, r *region, ctx *contextRecord) {
-	first, end := r.span(x.offset, uint64(x.length))
-	r.occupy(first, end, true)
-	r.live++
-	r.liveBytes += uint64(x.length)
-	m.linkRegion(slot, x, r)
+	if x.flags&flagMoved == 0 { // otherwise its first place does it
+		r.take(x, x.offset)
+		m.linkRegion(slot, x, r)
+	}
 	ctx.refs++
 	ctx.tenant.entries++
 	ctx.tenant.bytes += uint64(x.length)
@@ -183,13 +187,16 @@ func (m *Machine) linkRegion(slot Slot, x *entry, r *region) {
 func (m *Machine) drop(slot Slot, why Reason, tell bool) {
 	x := m.table.at(slot)
 	r := m.regionOf(x)
+	m.entrySum -= m.entryHash(slot, x)
+	if x.places != 0 {
+		m.dropPlaces(slot, x, why)
+	}
 	// An owner that loses the whole region learns of that in another way, and may already use its pages anew.
 	if tell && why != ReasonTaken && m.out.WantEffects && r.state == RegionOwned && r.owner.open {
 		m.out.Effects = append(m.out.Effects, Effect{Page: m.page(slot, true), Reason: why})
 	} else if tell && m.out.WantEffects {
 		m.out.Dropped = append(m.out.Dropped, slot)
 	}
-	m.entrySum -= m.entryHash(slot, x)
 	for _, p := range m.pinsOf[slot] {
 		m.forgetPin(p)
 	}
@@ -199,15 +206,12 @@ func (m *Machine) drop(slot Slot, why Reason, tell bool) {
 		m.policyOf(x).Remove(slot)
 	}
 	m.orderSum -= orderHash(slot, x.place())
-	if x.pins > 0 {
-		r.pinned--
-	}
-	salt := m.contextOf(x).tenant.salt
+	salt, slow := m.contextOf(x).tenant.salt, r.slow()
 	m.detach(slot, x, r)
 	parent := m.validParent(x)
 	m.markEntry(slot)
 	m.table.remove(slot, salt)
-	if parent != None {
+	if parent != None && !slow {
 		m.childGone(parent, order)
 	}
 	m.stats.Removed[why]++
@@ -221,17 +225,11 @@ func (m *Machine) evict(slot Slot) {
 }
 
 func (m *Machine) detach(slot Slot, x *entry, r *region) {
-	first, end := r.span(x.offset, uint64(x.length))
-	r.occupy(first, end, false)
-	r.live--
-	r.liveBytes -= uint64(x.length)
-	if x.rprev == None {
-		r.head = x.rnext
+	if x.flags&flagMoved == 0 {
+		r.letGo(x, x.offset)
+		m.unlinkRegion(x, r)
 	} else {
-		m.table.at(x.rprev).rnext = x.rnext
-	}
-	if x.rnext != None {
-		m.table.at(x.rnext).rprev = x.rprev
+		m.dropPlace(x, x.places)
 	}
 	ctx := m.contextOf(x)
 	ctx.tenant.entries--
@@ -247,6 +245,9 @@ func (m *Machine) touch(slot Slot, n uint32) {
 	x := m.table.at(slot)
 	if x.pins == 0 {
 		m.policyOf(x).Touch(slot, n)
+	}
+	if m.regionOf(x).slow() {
+		x.used = uint8(min(uint32(x.used)+n, 255))
 	}
 	m.stats.Touched += uint64(n)
 }
@@ -275,12 +276,18 @@ func (x *entry) class() Class {
 // page describes the pages of an entry; with own, its key is copied.
 func (m *Machine) page(slot Slot, own bool) Page {
 	x := m.table.at(slot)
-	p := Page{Key: m.table.key(x), Slot: slot, Region: m.regionOf(x).id, Offset: x.offset, Length: uint64(x.length)}
+	return m.pageAt(slot, m.regionOf(x), x.offset, own)
+}
+
+// pageAt describes the pages of one location of an entry.
+func (m *Machine) pageAt(slot Slot, r *region, offset uint64, own bool) Page {
+	x := m.table.at(slot)
+	p := Page{Key: m.table.key(x), Slot: slot, Region: r.id, Offset: offset, Length: uint64(x.length)}
 	if own {
 		p.Key = clone(p.Key)
 	}
-	if o := m.regionOf(x).owner; o != nil {
-		p.Owner = o.id
+	if r.owner != nil {
+		p.Owner = r.owner.id
 	}
 	return p
 }
@@ -292,7 +299,7 @@ func (m *Machine) applyDelete(s *session, c *Delete, out *Results) {
 	for _, key := range c.Keys {
 		slot, ok := m.find(t, key)
 		switch {
-		case !ok || !m.alive(m.table.at(slot)):
+		case !ok || m.over(m.table.at(slot)):
 			out.uvarint(uint64(protocol.CodeNotFound))
 		case m.table.at(slot).pins > 0:
 			out.uvarint(uint64(protocol.CodePinned))

@@ -14,9 +14,12 @@ type Results struct {
 	// Dropped are the slots, with WantEffects, of entries that went with their region, or in one that nobody writes to:
 	// no page of theirs is anybody's news, but their slots are free for other entries.
 	Dropped []Slot
-	Spans   []Span // one per command, in order
-	buf     []byte
-	start   int
+	// Parted are the slots, with WantEffects, of entries that lost a location and live on, or did for a while: who holds a
+	// lease may be reading there, and the lease is not to be renewed.
+	Parted []Slot
+	Spans  []Span // one per command, in order
+	buf    []byte
+	start  int
 }
 
 // Span is the result of one command.
@@ -28,7 +31,7 @@ type Span struct {
 
 // Reset empties r and keeps its memory.
 func (r *Results) Reset() {
-	r.Effects, r.Dropped, r.Spans, r.buf = r.Effects[:0], r.Dropped[:0], r.Spans[:0], r.buf[:0]
+	r.Effects, r.Dropped, r.Parted, r.Spans, r.buf = r.Effects[:0], r.Dropped[:0], r.Parted[:0], r.Spans[:0], r.buf[:0]
 }
 
 // Bytes returns a span's encoded result, valid until Reset: an uvarint code, then, for code 0, what the
@@ -127,9 +130,16 @@ func (l *Location) decode(d *decoder) {
 	l.Generation, l.Checksum = d.u64(), d.u64()
 }
 
+// pageCopy is set in the encoded slot of a page whose entry lives on.
+const pageCopy = 1 << 32
+
 func (p *Page) appendTo(b []byte) []byte {
 	b = appendBytes(b, p.Key)
-	for _, v := range [...]uint64{uint64(p.Slot), uint64(p.Region), uint64(p.Owner), p.Offset, p.Length} {
+	slot := uint64(p.Slot)
+	if p.Copy {
+		slot |= pageCopy
+	}
+	for _, v := range [...]uint64{slot, uint64(p.Region), uint64(p.Owner), p.Offset, p.Length} {
 		b = binary.AppendUvarint(b, v)
 	}
 	return b
@@ -137,7 +147,12 @@ func (p *Page) appendTo(b []byte) []byte {
 
 func (p *Page) decode(d *decoder) {
 	p.Key = d.bytes()
-	p.Slot, p.Region, p.Owner = d.u32(), RegionID(d.uvarint()), SessionID(d.uvarint())
+	slot := d.uvarint()
+	if slot >= 2*pageCopy {
+		d.fail()
+	}
+	p.Slot, p.Copy = Slot(slot&(pageCopy-1)), slot&pageCopy != 0
+	p.Region, p.Owner = RegionID(d.uvarint()), SessionID(d.uvarint())
 	p.Offset, p.Length = d.uvarint(), d.uvarint()
 }
 

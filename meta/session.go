@@ -158,6 +158,7 @@ func (m *Machine) applyOpenSession(c *OpenSession, out *Results) {
 	m.sessions[s.id] = s
 	m.openOf[s.instance] = s.id
 	m.changed(s)
+	m.inheritAll(s)
 	m.sessionResult(s, out)
 }
 
@@ -203,11 +204,29 @@ func (m *Machine) closeSession(s *session) {
 	}
 	s.pins = nil
 	for _, r := range s.regions {
-		if r.state == RegionOwned {
+		if r.state == RegionOwned && !m.home(s) { // a home's stay its own: its next session inherits them
 			m.setRegionState(r, RegionOrphaned)
 		}
 	}
 	m.changed(s)
+}
+
+// home reports whether a session is the home of a device. Members that know no homes must agree as long as there are any.
+func (m *Machine) home(s *session) bool {
+	return s.features&protocol.FeatureNode != 0 && m.settings.Version >= VersionTiers
+}
+
+// inheritAll gives a home the regions of its earlier sessions.
+func (m *Machine) inheritAll(s *session) {
+	if !m.home(s) {
+		return
+	}
+	for _, old := range m.sortedSessions() {
+		if old != s && !old.open && m.home(old) && old.instance == s.instance {
+			m.inherit(old, s)
+			m.forgetSession(old)
+		}
+	}
 }
 
 // fenceSession says that nothing of a closed session writes any more: its regions may be given away.

@@ -133,7 +133,7 @@ func (m *Machine) poolBytes() uint64 {
 // of a region, or the generation of its device, calls it.
 func (r *region) recount() {
 	var t *tenant
-	if r.owner != nil && r.served() {
+	if r.owner != nil && r.sound() {
 		t = r.owner.tenant
 	}
 	if t == r.countedFor {
@@ -152,7 +152,7 @@ func (r *region) recount() {
 // would leave less than its guarantee to the tenant that has it. Apply asks again what was planned: of plans that were
 // made at the same time, each may be right, and all together not.
 func keeps(r *region, by *session) bool {
-	if r.owner == nil || !r.served() || by != nil && by.tenant == r.owner.tenant {
+	if r.owner == nil || !r.sound() || by != nil && by.tenant == r.owner.tenant {
 		return false
 	}
 	t := r.owner.tenant

@@ -118,7 +118,15 @@ type Settings struct {
 	RegionSize            uint64 // for requests that name none
 	MaxRegionsPerInstance uint64 // 0 = unlimited
 	MinRegionAgeMS        uint64 // a live client's region is not taken before it is this old
+	TierLow               uint64 // percent of a device in use from which on its cold end is copied to a slower tier; 100 = never
+	PromoteAfter          uint64 // uses in the slowest tier after which an entry is wanted in a faster one; 0 = never
 }
+
+// Defaults of settings that VersionTiers has brought.
+const (
+	defaultTierLow      = 70
+	defaultPromoteAfter = 2
+)
 
 // Versions of commands and formats that the cluster may be raised to, see Settings.Version.
 const (
@@ -127,14 +135,17 @@ const (
 	VersionFirst = 1
 	// VersionTenants has SetTenant, EmptyRegion for a session, and ReturnRegion of an epoch.
 	VersionTenants = 2
+	// VersionTiers has devices with homes, copies, and tasks.
+	VersionTiers = 3
 	// ClusterVersion is the newest that this binary speaks.
-	ClusterVersion = VersionTenants
+	ClusterVersion = VersionTiers
 )
 
 // DefaultSettings returns the settings that a pool begins with.
 func DefaultSettings() Settings {
 	return Settings{
 		Version: VersionFirst, Policy: "lru", PageSize: 64 << 10, RegionSize: 64 << 20, MinRegionAgeMS: 5000,
+		TierLow: defaultTierLow, PromoteAfter: defaultPromoteAfter,
 	}
 }
 
@@ -184,6 +195,9 @@ type Page struct {
 	Owner  SessionID
 	Offset uint64
 	Length uint64
+	// Copy says that the entry lives on elsewhere, or that more pages of it follow: leases on it hold for this page, and are
+	// not over.
+	Copy bool
 }
 
 // Effect is a page freed by somebody who is not its owner; the leader tells the owner.
@@ -203,12 +217,13 @@ const (
 	ReasonLost    // the device's generation was retired
 	ReasonExpired // time to live
 	ReasonTaken   // its region was given to somebody else
+	ReasonMoved   // of pages: the entry was moved to another device
 )
 
-// Reasons counts Reason values for metrics.
+// Reasons counts, for metrics, the Reason values that an entry can leave for.
 const Reasons = int(ReasonTaken) + 1
 
 // String returns the reason as a metric label.
 func (r Reason) String() string {
-	return [...]string{"", "deleted", "evicted", "cleared", "lost", "expired", "taken"}[r]
+	return [...]string{"", "deleted", "evicted", "cleared", "lost", "expired", "taken", "moved"}[r]
 }

@@ -16,6 +16,9 @@ func (m *AllocRequest) Append(b []byte) []byte {
 	e.optKeys("keys", m.Keys)
 	e.optUint("free_pages", m.FreePages)
 	e.optUint("timeout_ms", m.TimeoutMS)
+	e.optStrs("near", m.Near)
+	e.optStrs("avoid", m.Avoid)
+	e.optUint("device", m.Device)
 	e.close(s)
 	return e.b
 }
@@ -23,7 +26,7 @@ func (m *AllocRequest) Append(b []byte) []byte {
 // Decode replaces m by what b holds; keys alias b. Its error is a *DecodeError.
 func (m *AllocRequest) Decode(b []byte) error {
 	instance, tier := m.InstanceID, m.Tier
-	*m = AllocRequest{Keys: m.Keys[:0]}
+	*m = AllocRequest{Keys: m.Keys[:0], Near: m.Near[:0], Avoid: m.Avoid[:0]}
 	d := dec{b: b}
 	have := uint(0)
 	for n := d.top(); d.next(&n); {
@@ -47,17 +50,31 @@ func (m *AllocRequest) Decode(b []byte) error {
 		case "whole":
 			m.Whole = d.bool()
 		case "keys":
-			m.Keys = d.keys(m.Keys, MaxBatch)
+			m.Keys = d.keys(m.Keys)
 		case "free_pages":
 			m.FreePages = d.uint()
 		case "timeout_ms":
 			m.TimeoutMS = d.uint()
 		default:
-			d.mutation(name, &m.Mutation)
+			m.decodePlace(&d, name)
 		}
 	}
 	d.need(have, "instance_id", "size")
 	return d.end()
+}
+
+// decodePlace reads those fields that say where, and those of the mutation.
+func (m *AllocRequest) decodePlace(d *dec, name []byte) {
+	switch string(name) {
+	case "near":
+		m.Near = d.strs(m.Near, MaxPlaces, MaxNameBytes)
+	case "avoid":
+		m.Avoid = d.strs(m.Avoid, MaxPlaces, MaxNameBytes)
+	case "device":
+		m.Device = d.uint()
+	default:
+		d.mutation(name, &m.Mutation)
+	}
 }
 
 // Append appends m as the payload of REQUEST_ALLOC's reply. A Region without Length is left out.

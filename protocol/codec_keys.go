@@ -154,7 +154,7 @@ func (m *PrefixMatchReply) Decode(b []byte) error {
 			m.Matched = d.uint()
 			have |= 1
 		case "keys":
-			m.Keys = d.keys(m.Keys, MaxBatch)
+			m.Keys = d.keys(m.Keys)
 		default:
 			d.fault(name, &m.Error)
 		}

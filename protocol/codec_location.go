@@ -205,10 +205,15 @@ func (e *enc) device(v *Device) {
 	e.optStr("coherence", v.Coherence)
 	e.optUint("size", v.Size)
 	e.optUint("generation", v.Generation)
+	e.optStr("node", v.Node)
+	e.optUint("numa", v.NUMA)
+	if v.Endpoint != nil {
+		e.endpoint(v.Endpoint)
+	}
 	e.close(s)
 }
 
-// device reads the fields of a Device, of which n follow.
+// device reads the fields of a Device, of which n follow. Its Endpoint is made anew, for the caller to keep.
 func (d *dec) device(v *Device, n int) {
 	old := *v
 	*v = Device{}
@@ -230,6 +235,13 @@ func (d *dec) device(v *Device, n int) {
 			v.Size = d.uint()
 		case "generation":
 			v.Generation = d.uint()
+		case "node":
+			v.Node = d.str(old.Node, MaxNameBytes)
+		case "numa":
+			v.NUMA = d.uint()
+		case "endpoint":
+			v.Endpoint = new(Endpoint)
+			d.endpoint(v.Endpoint)
 		default:
 			d.skip()
 		}

@@ -64,7 +64,7 @@ func (d *dec) oneOrKeys(one, single bool, keys *[][]byte) uint {
 	case one:
 		*keys = append((*keys)[:0], d.key())
 	default:
-		*keys = d.keys(*keys, MaxBatch)
+		*keys = d.keys(*keys)
 	}
 	return 1
 }
@@ -110,6 +110,10 @@ func (m *LookupReply) AppendPacked(b []byte) []byte {
 	for i := range m.Results {
 		e.b = AppendPacked(e.b, &m.Results[i])
 	}
+	if size := packedMoreSize(m.Results); size > 0 {
+		e.field("copies")
+		e.b = appendPackedMore(e.b, m.Results, size)
+	}
 	e.fault(&m.Error)
 	e.close(s)
 	return e.b
@@ -123,6 +127,11 @@ func (e *enc) lookupResult(r *LookupResult) {
 	e.location(&r.Location)
 	e.optUint("lease", r.Lease)
 	e.optUint("lease_ms", r.LeaseMS)
+	if r.more() {
+		var n byte
+		e.b, n = appendMore(e.b, r)
+		e.n += int(n)
+	}
 }
 
 // DecodeAs replaces m by what b, the payload of the reply to a request of type t, holds. It takes both forms of a
@@ -149,10 +158,11 @@ func (m *LookupReply) decodeSingle(d *dec) {
 
 func (m *LookupReply) decodeBatch(d *dec) {
 	have := uint(0)
+	var heads, more []byte // "copies" is read last, whatever the order of the fields
 	for n := d.top(); d.next(&n); {
 		switch name := d.name(); string(name) {
 		case "entries":
-			m.Results = m.Results[:0]
+			m.Results, heads = m.Results[:0], nil
 			for k := d.arrayHead(MaxBatch); d.next(&k); {
 				m.Results = append(m.Results, LookupResult{})
 				r := &m.Results[len(m.Results)-1]
@@ -161,11 +171,16 @@ func (m *LookupReply) decodeBatch(d *dec) {
 			}
 			have |= 1
 		case "packed":
-			m.Results = d.packed(m.Results)
+			m.Results, heads = d.packed(m.Results)
 			have |= 1
+		case "copies":
+			more = d.bytes(MaxBatch*packedMoreMax, CodeLimit)
 		default:
 			d.fault(name, &m.Error)
 		}
+	}
+	if heads != nil && d.err == nil {
+		d.packedMore(m.Results, heads, more)
 	}
 	d.needReply(&m.Error, have, "entries")
 }
@@ -204,7 +219,7 @@ func (d *dec) lookupFields(r *LookupResult, e *Error, n int) uint {
 		case "lease_ms":
 			r.LeaseMS = d.uint()
 		default:
-			if d.locationField(name, &r.Location) {
+			if d.locationField(name, &r.Location) || d.moreField(name, r) {
 				continue
 			}
 			if e == nil {
@@ -266,6 +281,11 @@ func AppendLookupResult(b []byte, r *LookupResult) []byte {
 		b = appendUint(append(b, "\xa8lease_ms"...), r.LeaseMS)
 		options++
 	}
+	if r.more() {
+		more, n := appendMore(b, r)
+		b = more
+		options += n
+	}
 	b[head] += options
 	return b
 }
@@ -291,7 +311,8 @@ func EndLookup(b []byte, mark, n int) []byte {
 
 // PackedSize is the size in bytes of a result in its packed form: eleven little-endian u64, in this order.
 //
-//	 0  bit 0: found; the upper 32 bits: lease_ms. A result that is not found is all zeros.
+//	 0  bit 0: found; bit 1: promote; bits 8 to 15: copies; the upper 32 bits: lease_ms. A result that is not found is
+//	    all zeros.
 //	 8  device id
 //	16  region id
 //	24  offset of the region in the device
@@ -304,12 +325,26 @@ func EndLookup(b []byte, mark, n int) []byte {
 //	80  lease
 //
 // A region's auth token and page size are left out: who needs them asks in the unpacked form.
+//
+// Of the results that have promote or copies, if there are any, the reply has more in a second bin, "copies": in the
+// order of the results, the version, u64, and a record of PackedCopySize bytes per copy.
 const PackedSize = 88
 
-const packedFound = 1
+// PackedCopySize is the size in bytes of a copy in the packed form: eight little-endian u64, which are device id, region
+// id, offset of the region, its length, generation, epoch, kv_offset and checksum. Its kv_length is the result's.
+const PackedCopySize = 64
+
+const (
+	packedFound   = 1
+	packedPromote = 2
+	packedCopies  = 8 // shift of the number of copies
+	packedMore    = packedPromote | 0xff<<packedCopies
+	packedMoreMax = 8 + MaxCopies*PackedCopySize // bytes of a result in the second bin
+)
 
 // AppendPackedHead appends the head of the payload of a packed reply, up to the first of n results, each of which the
-// caller appends with AppendPacked. With them the payload is complete.
+// caller appends with AppendPacked. With them the payload is complete, if they have neither promote nor copies: such are
+// written by LookupReply.AppendPacked.
 func AppendPackedHead(b []byte, n int) []byte {
 	return appendBinHead(append(b, "\x81\xa6packed"...), n*PackedSize)
 }
@@ -320,7 +355,7 @@ func BeginPacked(b []byte) (_ []byte, mark int) {
 	return b, len(b)
 }
 
-// EndPacked completes the payload that BeginPacked began at mark.
+// EndPacked completes the payload that BeginPacked began at mark, of results that have neither promote nor copies.
 func EndPacked(b []byte, mark int) []byte {
 	binary.BigEndian.PutUint32(b[mark-4:], uint32(len(b)-mark)) //nolint:gosec // a frame is far smaller
 	return b
@@ -336,7 +371,11 @@ func AppendPacked(b []byte, r *LookupResult) []byte {
 		return b
 	}
 	_ = p[PackedSize-1]
-	binary.LittleEndian.PutUint64(p[0:], packedFound|min(r.LeaseMS, math.MaxUint32)<<32)
+	head := packedFound | min(r.LeaseMS, math.MaxUint32)<<32
+	if r.more() {
+		head |= r.packedHead()
+	}
+	binary.LittleEndian.PutUint64(p[0:], head)
 	binary.LittleEndian.PutUint64(p[8:], r.Device)
 	binary.LittleEndian.PutUint64(p[16:], r.RegionID)
 	binary.LittleEndian.PutUint64(p[24:], r.Offset)
@@ -350,31 +389,38 @@ func AppendPacked(b []byte, r *LookupResult) []byte {
 	return b
 }
 
-// packed reads the records of a packed reply.
-func (d *dec) packed(s []LookupResult) []LookupResult {
+// packed reads the records of a packed reply. It returns their bytes too if some say that there is more of them in the
+// other bin.
+func (d *dec) packed(s []LookupResult) (_ []LookupResult, more []byte) {
 	s = s[:0]
 	p := d.bytes(MaxBatch*PackedSize, CodeLimit)
 	if len(p)%PackedSize != 0 {
 		d.fail(CodeBadRequest, "%d bytes are no multiple of %d", len(p), PackedSize)
-		return s
+		return s, nil
 	}
 	s = slices.Grow(s, len(p)/PackedSize)
+	all, heads := p, uint64(0)
 	for ; len(p) >= PackedSize; p = p[PackedSize:] {
 		s = s[:len(s)+1]
-		readPacked(&s[len(s)-1], p)
+		heads |= readPacked(&s[len(s)-1], p)
 	}
-	return s
+	if heads&packedMore == 0 {
+		return s, nil
+	}
+	return s, all
 }
 
-func readPacked(r *LookupResult, p []byte) {
+// readPacked reads a record, and returns its first word, or 0 if nothing was found.
+func readPacked(r *LookupResult, p []byte) uint64 {
 	_ = p[PackedSize-1]
 	head := binary.LittleEndian.Uint64(p[0:])
 	if head&packedFound == 0 {
 		*r = LookupResult{}
-		return
+		return 0
 	}
 	r.Found = true
 	r.LeaseMS = head >> 32
+	r.Version, r.Promote, r.Copies = 0, head&packedPromote != 0, nil
 	r.Device = binary.LittleEndian.Uint64(p[8:])
 	r.RegionID = binary.LittleEndian.Uint64(p[16:])
 	r.Offset = binary.LittleEndian.Uint64(p[24:])
@@ -387,4 +433,5 @@ func readPacked(r *LookupResult, p []byte) {
 	r.KVLength = binary.LittleEndian.Uint64(p[64:])
 	r.Checksum = binary.LittleEndian.Uint64(p[72:])
 	r.Lease = binary.LittleEndian.Uint64(p[80:])
+	return head
 }

@@ -50,6 +50,12 @@ func (e *enc) registerEntry(v *RegisterEntry) {
 		e.optUint("index", v.Index)
 	}
 	e.optUint("group", v.Group)
+	if v.Copy {
+		e.bool("copy", true)
+		e.optUint("of", v.Of)
+		e.optUint("slot", v.Slot)
+		e.optUint("move_from", v.MoveFrom)
+	}
 }
 
 // DecodeAs replaces m by what b, the payload of a message of type t, holds; keys alias b, and what m.Context pointed
@@ -157,6 +163,14 @@ func (d *dec) registerField(name []byte, v *RegisterEntry) uint {
 		v.Group = d.uint()
 	case "touch":
 		v.Touch = d.bool()
+	case "copy":
+		v.Copy = d.bool()
+	case "of":
+		v.Of = d.uint()
+	case "slot":
+		v.Slot = d.uint()
+	case "move_from":
+		v.MoveFrom = d.uint()
 	default:
 		d.skip()
 	}

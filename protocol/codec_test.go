@@ -79,6 +79,22 @@ func codecs() []codec {
 		oneShape[RevokeDoneRequest](TypeRevokeDone),
 		oneShape[FreedAckRequest](TypeFreedAck),
 		oneShape[ClearedPush](TypeCleared),
+		oneShape[AttachRequest](TypeAttach),
+		oneShape[AttachReply](TypeAttach),
+		oneShape[TasksRequest](TypeTasks),
+		oneShape[TasksReply](TypeTasks),
+		oneShape[TaskDoneRequest](TypeTaskDone),
+		oneShape[AccessRequest](TypeAccess),
+		oneShape[AccessReply](TypeAccess),
+		oneShape[GrantPush](TypeGrant),
+		oneShape[GrantedRequest](TypeGranted),
+		oneShape[FencePush](TypeFence),
+		oneShape[FencedRequest](TypeFenced),
+		oneShape[CopyRequest](TypeCopy),
+		oneShape[CopyReply](TypeCopy),
+		oneShape[TaskStatusRequest](TypeTaskStatus),
+		oneShape[TaskStatusReply](TypeCancelTask),
+		oneShape[TasksPush](TypeTasksPush),
 		oneShape[HeartbeatReply](TypeHeartbeat),
 		oneShape[ReportStatsRequest](TypeReportStats),
 		oneShape[GetStatsReply](TypeGetStats),
@@ -96,12 +112,18 @@ func codecs() []codec {
 	return append(all, twoShapes[KeysReply](keys...)...)
 }
 
+// shortLists has the limits of those lists that are shorter than what fill makes.
+var shortLists = map[string]int{"Near": MaxPlaces, "Avoid": MaxPlaces, "Rails": MaxPlaces, "Copies": MaxCopies}
+
 // fill sets every field of v to a random value that is not its zero value.
 func fill(rnd *rand.Rand, v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Struct:
-		for _, field := range v.Fields() {
+		for name, field := range v.Fields() {
 			fill(rnd, field)
+			if limit := shortLists[name.Name]; limit > 0 {
+				field.SetLen(min(field.Len(), limit))
+			}
 		}
 	case reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))

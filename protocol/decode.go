@@ -360,10 +360,21 @@ func (d *dec) str(old string, limit int) string {
 
 func (d *dec) label() string { return d.str("", MaxNameBytes) }
 func (d *dec) text() string  { return d.str("", MaxTextBytes) }
-func (d *dec) keys(s [][]byte, limit int) [][]byte {
+
+// keys reads at most MaxBatch keys.
+func (d *dec) keys(s [][]byte) [][]byte {
 	s = s[:0]
-	for n := d.arrayHead(limit); d.next(&n); {
+	for n := d.arrayHead(MaxBatch); d.next(&n); {
 		s = append(s, d.key())
+	}
+	return s
+}
+
+// strs reads at most n strs of at most limit bytes each.
+func (d *dec) strs(s []string, n, limit int) []string {
+	s = s[:0]
+	for k := d.arrayHead(n); d.next(&k); {
+		s = append(s, d.str("", limit))
 	}
 	return s
 }

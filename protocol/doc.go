@@ -58,11 +58,23 @@
 //	0x35  LIST_KEYS               ListKeysRequest         ListKeysReply
 //	0x36  BATCH_DELETE_KV     M   KeysRequest             KeysReply
 //	0x37  GOODBYE             M   GoodbyeRequest          SuccessReply
+//	0x38  ATTACH              M   AttachRequest           AttachReply
+//	0x39  TASKS                   TasksRequest            TasksReply
+//	0x3A  TASK_DONE           M   TaskDoneRequest         SuccessReply
+//	0x3B  ACCESS                  AccessRequest           AccessReply
+//	0x3C  GRANTED                 GrantedRequest          SuccessReply
+//	0x3D  FENCED                  FencedRequest           SuccessReply
+//	0x3E  COPY                M   CopyRequest             CopyReply
+//	0x3F  TASK_STATUS             TaskStatusRequest       TaskStatusReply
 //	0x40  REVOKE                  push: RevokePush        -
 //	0x41  FREED                   push: FreedPush         -
 //	0x42  REVOKE_DONE         M   RevokeDoneRequest       SuccessReply
 //	0x43  FREED_ACK               FreedAckRequest         SuccessReply
 //	0x44  CLEARED                 push: ClearedPush       -
+//	0x45  GRANT                   push: GrantPush         -
+//	0x46  FENCE                   push: FencePush         -
+//	0x47  TASKS_PUSH              push: TasksPush         -
+//	0x48  CANCEL_TASK         M   TaskStatusRequest       TaskStatusReply
 //	0xF0  GET_STATS               {}                      GetStatsReply
 //	0xF1  HEARTBEAT               {}                      HeartbeatReply
 //	0xF2  REPORT_STATS            ReportStatsRequest      SuccessReply
@@ -90,12 +102,17 @@
 // # Packed lookups
 //
 // A BATCH_LOOKUP_KV with packed is answered by {packed: bin}, a record of PackedSize bytes per key, whose layout is
-// that of PackedSize. It costs both ends a tenth of the maps.
+// that of PackedSize. It costs both ends a tenth of the maps. In a session with FeatureCopies there may be a second bin,
+// copies, with what PackedSize says of it.
 //
 // # Limits
 //
 //	MaxPayload    8 MiB   payload of a frame, compressed or not
 //	MaxBatch      4096    items of a request, and of what answers them one by one
+//	MaxPlaces     16      names in near and avoid, addresses of an endpoint
+//	MaxCopies     3       copies of an entry
+//	MaxTasks      256     tasks of a reply
+//	MaxTaskItems  1024    entries of a task
 //	MaxList       2^20    items of lists that grow with a pool
 //	MaxKeyBytes   1024    key
 //	MaxNameBytes  256     instance id, tenant, model and other names

@@ -62,6 +62,16 @@ func (e *enc) optUint(name string, v uint64) {
 	}
 }
 
+func (e *enc) optStrs(name string, v []string) {
+	if len(v) == 0 {
+		return
+	}
+	e.array(name, len(v))
+	for _, s := range v {
+		e.b = append(appendStrHead(e.b, len(s)), s...)
+	}
+}
+
 func (e *enc) bool(name string, v bool) {
 	e.field(name)
 	e.b = appendBool(e.b, v)

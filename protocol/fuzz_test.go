@@ -46,6 +46,23 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
+// FuzzPacked decodes any two bins as a packed reply, which FuzzDecode reaches only through the maps of an unpacked one.
+func FuzzPacked(f *testing.F) {
+	m := LookupReply{Results: []LookupResult{wireFound(1, 2), {}, wireFound(3, 4)}}
+	m.Results[0].Copies = []Location{wireFound(5, 2).Location, wireFound(6, 2).Location}
+	m.Results[2].Promote = true
+	f.Add(m.AppendPacked(nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var got, again LookupReply
+		if got.DecodeAs(b, TypeBatchLookup) != nil {
+			return
+		}
+		once := got.AppendPacked(nil)
+		require.NoError(t, again.DecodeAs(once, TypeBatchLookup), "%x", once)
+		require.Equal(t, once, again.AppendPacked(nil))
+	})
+}
+
 // FuzzQuick checks that the order of fields, on which the quick paths depend, never changes what a message means.
 func FuzzQuick(f *testing.F) {
 	entry := RegisterEntry{
@@ -58,6 +75,8 @@ func FuzzQuick(f *testing.F) {
 	f.Add(e.b)
 	r := wireFound(5, 6)
 	r.Lease, r.LeaseMS = 7, 8
+	f.Add(AppendLookupResult(nil, &r))
+	r.Version, r.Promote, r.Copies = 9, true, []Location{r.Location}
 	f.Add(AppendLookupResult(nil, &r))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var quick, slow RegisterEntry

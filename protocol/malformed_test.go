@@ -14,7 +14,7 @@ import (
 
 func sameType(a, b any) bool { return reflect.TypeOf(a) == reflect.TypeOf(b) }
 
-func equalResults(a, b []LookupResult) bool { return slices.Equal(a, b) }
+func equalResults(a, b []LookupResult) bool { return reflect.DeepEqual(a, b) }
 
 func requireDecodeError(t *testing.T, err error, field string, code Code) {
 	t.Helper()
@@ -163,6 +163,48 @@ func TestMalformed(t *testing.T) {
 			object{"packed": make([]byte, PackedSize*(MaxBatch+1))},
 			"packed", CodeLimit,
 		},
+		{
+			"copies that are not there", new(LookupReply), TypeBatchLookup,
+			object{"packed": append([]byte{1, 2}, make([]byte, PackedSize-2)...), "copies": make([]byte, 8+PackedCopySize)},
+			"copies", CodeBadRequest,
+		},
+		{
+			"copies that nobody has", new(LookupReply), TypeBatchLookup,
+			object{"packed": append([]byte{1, 1}, make([]byte, PackedSize-2)...), "copies": make([]byte, 9+PackedCopySize)},
+			"copies", CodeBadRequest,
+		},
+		{
+			"too many packed copies", new(LookupReply), TypeBatchLookup,
+			object{"packed": append([]byte{1, MaxCopies + 1}, make([]byte, PackedSize-2)...), "copies": make([]byte, 1<<10)},
+			"copies", CodeBadRequest,
+		},
+		{
+			"too many copies", new(TasksReply), TypeTasks,
+			object{"tasks": []any{object{"id": 1, "items": []any{object{"copies": repeated(object{}, MaxCopies+1)}}}}},
+			"tasks[0].items[0].copies", CodeLimit,
+		},
+		{
+			"an item without a place", new(TasksReply), TypeTasks,
+			object{"tasks": []any{object{"id": 1, "items": []any{object{}, object{"key": "k"}}}}},
+			"tasks[0].items[1].handle", CodeBadRequest,
+		},
+		{
+			"too many items", new(TasksReply), TypeTasks,
+			object{"tasks": []any{object{"id": 1, "items": repeated(object{}, MaxTaskItems+1)}}},
+			"tasks[0].items", CodeLimit,
+		},
+		{
+			"too many places", new(AllocRequest), TypeRequestAlloc,
+			object{"instance_id": "i", "size": 1, "near": repeated("h", MaxPlaces+1)},
+			"near", CodeLimit,
+		},
+		{
+			"too many rails", new(AccessReply), TypeAccess,
+			object{"endpoint": object{"rails": repeated("h:1", MaxPlaces+1)}},
+			"endpoint.rails", CodeLimit,
+		},
+		{"attach without uuid", new(AttachRequest), TypeAttach, object{"ready": true}, "uuid", CodeBadRequest},
+		{"a grant of nothing", new(GrantPush), TypeGrant, object{"id": 1}, "region_id", CodeBadRequest},
 		{
 			"existing beyond the results", new(RegisterReply), TypeBatchRegister,
 			object{"success": true, "results": []bool{false}, "existing": []any{object{"index": 1}}},

@@ -33,11 +33,23 @@ const (
 	TypeListKeys    Type = 0x35 // one page of keys
 	TypeBatchDelete Type = 0x36
 	TypeGoodbye     Type = 0x37 // end the session: its regions are returned
+	TypeAttach      Type = 0x38 // a device session says what it serves
+	TypeTasks       Type = 0x39 // a device's home asks for tiering work
+	TypeTaskDone    Type = 0x3A // how far a task has come
+	TypeAccess      Type = 0x3B // a region's owner asks for a handle to write by transfer
+	TypeGranted     Type = 0x3C // answers Grant
+	TypeFenced      Type = 0x3D // answers Fence
+	TypeCopy        Type = 0x3E // copy or move entries to a tier, node or device
+	TypeTaskStatus  Type = 0x3F // how far tasks have come
 	TypeRevoke      Type = 0x40 // push: give this region up
 	TypeFreed       Type = 0x41 // push: these pages of yours were freed by somebody else
 	TypeRevokeDone  Type = 0x42 // acknowledges Revoke: nothing of the session writes there any more
 	TypeFreedAck    Type = 0x43 // acknowledges Freed
 	TypeCleared     Type = 0x44 // push: a CLEAR has dropped entries of your tenant
+	TypeGrant       Type = 0x45 // push: let a region's owner write to it by transfer
+	TypeFence       Type = 0x46 // push: let nobody write to a region any more
+	TypeTasksPush   Type = 0x47 // push: there is tiering work
+	TypeCancelTask  Type = 0x48 // end tasks
 
 	TypeGetStats    Type = 0xF0
 	TypeHeartbeat   Type = 0xF1
@@ -57,6 +69,8 @@ const (
 	FeaturePacked                         // the client reads packed batch lookups
 	FeatureChecksums                      // the client registers and verifies checksums
 	FeatureCompression                    // the peer reads frames with FlagCompressed
+	FeatureCopies                         // the client reads copies in lookups, and writes regions by transfer
+	FeatureNode                           // the session is a device's home
 )
 
 // Limits of the protocol: every one bounds what a single peer can make the other hold.
@@ -73,6 +87,14 @@ const (
 	MaxTextBytes = 4096
 	// MaxList bounds the lists of replies, which grow with a pool and not with a request.
 	MaxList = 1 << 20
+	// MaxPlaces bounds the names in near and avoid of a REQUEST_ALLOC: a host has fewer devices and neighbours worth naming.
+	MaxPlaces = 16
+	// MaxCopies bounds the locations of an entry beside its primary: a copy below and replicas on two more nodes.
+	MaxCopies = 3
+	// MaxTaskItems bounds the entries of a task, so that the command that makes it, and the reply that tells of it, stay small.
+	MaxTaskItems = 1024
+	// MaxTasks bounds the tasks that exist, and those of a reply.
+	MaxTasks = 256
 	// MaxReport bounds the entries of REPORT_STATS, of which Maru uses at most 10,000.
 	MaxReport = 10_000
 	// MaxDepth bounds nesting of msgpack values that are skipped, so that a hostile frame cannot exhaust the stack.
@@ -126,13 +148,16 @@ type Error struct {
 
 // Device describes one device of the pool to a client: {id, path, tier, size, generation, coherence, uuid}.
 type Device struct {
-	ID         uint64 // "id"
-	Path       string // "path" on the server's host; other hosts find the device by UUID
-	UUID       string // "uuid": what the device's header holds, hexadecimal
-	Tier       string // "tier": cxl, dram or ssd
-	Coherence  string // "coherence": hardware or none
-	Size       uint64 // "size": bytes of the whole device, header included
-	Generation uint64 // "generation"
+	ID         uint64    // "id"
+	Path       string    // "path" on the server's host; other hosts find the device by UUID
+	UUID       string    // "uuid": what the device's header holds, hexadecimal
+	Tier       string    // "tier": cxl, dram or ssd
+	Coherence  string    // "coherence": hardware or none
+	Size       uint64    // "size": bytes of the whole device, header included
+	Generation uint64    // "generation"
+	Node       string    // "node": the host it is attached to
+	NUMA       uint64    // "numa": the NUMA node that it is close to, plus 1; 0 = not known
+	Endpoint   *Endpoint // "endpoint": how it is reached by transfer; nil = it is not, or this master does not know yet
 }
 
 // Member describes one master: {id, addr, socket, admin, learner}.
@@ -222,6 +247,9 @@ type AllocRequest struct {
 	Keys       [][]byte // "keys": what the client is about to store, in order; see AllocReply.Found
 	FreePages  uint64   // "free_pages": pages that the client has free; with keys, the server computes the shortage
 	TimeoutMS  uint64   // "timeout_ms": how long the server may wait for a victim; 0 = its default
+	Near       []string // "near": hosts, NUMA nodes (host/0) or devices (#3) preferred, the first most; at most MaxPlaces
+	Avoid      []string // "avoid": those to be used only if nothing else will do
+	Device     uint64   // "device": the only one that will do; 0 = any
 }
 
 // AllocReply answers it. Exactly one of these happened: a region was given (Region.Length > 0), pages were
@@ -290,6 +318,10 @@ type RegisterEntry struct {
 	Index     uint64 // "index": block index in its request
 	Group     uint64 // "group": member << 16 | members, for tensor-parallel shards; 0 = none
 	Touch     bool   // "touch": the key is known to exist: count a use, register nothing
+	Copy      bool   // "copy": add a location to the entry of this key, see docs/TIERS.md
+	Of        uint64 // "of": version of that entry; 0 = the one that the same request has just registered
+	Slot      uint64 // "slot" of that entry, as a task's item names it: a device's home copies entries of every tenant
+	MoveFrom  uint64 // "move_from": with copy, the device whose locations of the entry go; ^0 = all others; 0 = none
 }
 
 // RegisterRequest is REGISTER_KV (0x10, Entries has one element, flattened into the map) and
@@ -331,6 +363,10 @@ type LookupResult struct {
 	Location        // flattened
 	Lease    uint64 // "lease": names the lease, for RELEASE and RENEW; 0 = none
 	LeaseMS  uint64 // "lease_ms": counted from when the request was sent
+	Version  uint64 // "version" of the entry; only with copies or promote
+	Promote  bool   // "promote": a copy in a faster tier is wanted
+	// Copies are other locations of the same bytes, the fastest first ("copies"), for sessions with FeatureCopies.
+	Copies []Location
 }
 
 // LookupReply answers both. With Packed in the request, the reply's map has "packed", a bin of PackedSize-byte

@@ -387,6 +387,50 @@ func TestPacked(t *testing.T) {
 	require.Equal(t, uint64(1<<32-1), got.Results[0].LeaseMS, "clamped, not wrapped")
 }
 
+// TestPackedCopies checks the layout of what a packed reply says beyond the first locations.
+func TestPackedCopies(t *testing.T) {
+	r := wireFound(7, 8)
+	r.AuthToken, r.Version = 0, 0x11
+	r.Copies = []Location{{
+		Region: Region{
+			Handle: Handle{RegionID: 2, Offset: 3, Length: 4}, Device: 1, Generation: 5, Epoch: 6,
+		},
+		KVOffset: 7, KVLength: 8, Checksum: 9,
+	}}
+	wanted := wireFound(9, 10)
+	wanted.AuthToken, wanted.Version, wanted.Promote = 0, 0x12, true
+	m := LookupReply{Results: []LookupResult{{}, r, wireFound(1, 2), wanted}}
+	m.Results[2].AuthToken = 0
+	b := m.AppendPacked(nil)
+	records := b[len("\x82\xa6packed\xc5\x01\x60"):]
+	require.Equal(t, "0101000000000000", hex.EncodeToString(records[PackedSize:][:8]), "found, one copy")
+	require.Equal(t, "0300000000000000", hex.EncodeToString(records[3*PackedSize:][:8]), "found, promote")
+	require.Equal(t, hex.EncodeToString([]byte("\xa6copies\xc4\x50"))+"1100000000000000"+
+		"0100000000000000"+"0200000000000000"+"0300000000000000"+"0400000000000000"+
+		"0500000000000000"+"0600000000000000"+"0700000000000000"+"0900000000000000"+
+		"1200000000000000", hex.EncodeToString(records[4*PackedSize:]))
+
+	var got LookupReply
+	for range 2 { // also into a struct that is used again
+		require.NoError(t, got.DecodeAs(b, TypeBatchLookup))
+		require.Equal(t, m, got)
+	}
+	without := AppendPacked(AppendPackedHead(nil, 1), &m.Results[2])
+	require.NoError(t, got.DecodeAs(without, TypeBatchLookup))
+	require.Equal(t, m.Results[2:3], got.Results, "nothing of an earlier reply is left")
+
+	older := dec{b: b} // one that does not know of copies reads what it knows
+	n := older.top()
+	require.True(t, older.next(&n))
+	require.Equal(t, "packed", string(older.name()))
+	results, _ := older.packed(nil)
+	require.True(t, older.next(&n))
+	older.name()
+	older.skip()
+	require.NoError(t, older.end())
+	require.Equal(t, m.Results[1].Location, results[1].Location)
+}
+
 // TestLookupParts checks that a reply that is written result by result is that of AppendAs.
 func TestLookupParts(t *testing.T) {
 	for _, n := range []int{0, 1, 15, 16, 200} {

@@ -17,6 +17,7 @@ import (
 	"unicode/utf16"
 	"unicode/utf8"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/valyala/fasthttp"
 
 	"larder/protocol"
@@ -118,6 +119,14 @@ type httpLogger struct{ logger *slog.Logger }
 func (l httpLogger) Printf(format string, args ...any) {
 	l.logger.LogAttrs(context.Background(), slog.LevelDebug, "admin connection",
 		slog.String("detail", fmt.Sprintf(format, args...)))
+}
+
+// Collect has /metrics show what else this process counts. It may be called once for each collector; a nil Admin has no
+// metrics.
+func (a *Admin) Collect(c prometheus.Collector) {
+	if a != nil {
+		a.metrics.registry.MustRegister(c)
+	}
 }
 
 // Addr is the address that the admin listens on, "" if it is off.

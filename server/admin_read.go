@@ -54,6 +54,11 @@ func init() {
 		"/unpin":           {post: (*adminCall).unpin, about: "undo it"},
 		"/clear":           {post: (*adminCall).clear, about: "drop entries by key prefix or context, or all"},
 		"/drain":           {post: (*adminCall).drain, about: "take all regions from a client"},
+		"/devices":         {get: (*adminCall).devices, about: "devices of the pool"},
+		"/devices/drain":   {post: (*adminCall).drainDevice, about: "give up a device, or all of a node"},
+		"/tasks":           {get: (*adminCall).tasks, about: "what is copied between devices"},
+		"/tasks/cancel":    {post: (*adminCall).cancelTasks, about: "end tasks"},
+		"/copy":            {post: (*adminCall).copyKeys, about: "copy or move entries to a tier, node or device"},
 		"/snapshot":        {post: (*adminCall).snapshot, long: true, about: "stream a snapshot"},
 		pprofPrefix:        {get: (*adminCall).profile, guarded: true, about: "profiles; ?seconds= &debug="},
 	}

@@ -31,6 +31,8 @@ type SettingsView struct {
 	RegionSize            uint64 `json:"region_size"`
 	MaxRegionsPerInstance uint64 `json:"max_regions_per_instance"`
 	MinRegionAgeMS        uint64 `json:"min_region_age_ms"`
+	TierLow               uint64 `json:"tier_low"`      // percent
+	PromoteAfter          uint64 `json:"promote_after"` // uses
 }
 
 // settingsView converts settings.

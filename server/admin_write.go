@@ -100,6 +100,8 @@ type PolicyRequest struct {
 	RegionSize            *uint64 `json:"region_size,omitempty"` // bytes
 	MaxRegionsPerInstance *uint64 `json:"max_regions_per_instance,omitempty"`
 	MinRegionAgeMS        *uint64 `json:"min_region_age_ms,omitempty"`
+	TierLow               *uint64 `json:"tier_low,omitempty"`      // percent
+	PromoteAfter          *uint64 `json:"promote_after,omitempty"` // uses
 }
 
 func (r *adminCall) setPolicy() (any, error) {
@@ -128,6 +130,9 @@ func (p *PolicyRequest) check(s meta.Settings) error {
 	if s.RegionSize < s.PageSize || s.RegionSize%s.PageSize != 0 || s.RegionSize/s.PageSize > meta.MaxRegionPages {
 		return badRequest("region_size: %d is not 1 to %d times page_size %d", s.RegionSize, meta.MaxRegionPages, s.PageSize)
 	}
+	if s.TierLow > 100 {
+		return badRequest("tier_low: %d is no percentage", s.TierLow)
+	}
 	return nil
 }
 
@@ -145,6 +150,8 @@ func (p *PolicyRequest) apply(s *meta.Settings) {
 		{p.RegionSize, &s.RegionSize},
 		{p.MaxRegionsPerInstance, &s.MaxRegionsPerInstance},
 		{p.MinRegionAgeMS, &s.MinRegionAgeMS},
+		{p.TierLow, &s.TierLow},
+		{p.PromoteAfter, &s.PromoteAfter},
 	} {
 		if f.from != nil {
 			*f.to = *f.from

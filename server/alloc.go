@@ -106,7 +106,7 @@ func (m *Master) planAlloc(r *request, now int64) meta.PlanKind {
 		free := *req
 		free.Evict, req = false, &free
 	}
-	g := guard{l: &m.leases, now: now, grace: grace, ready: m.cfg.DeviceReady}
+	g := guard{l: &m.leases, now: now, grace: grace, ready: m.deviceReady}
 	at := m.machine.At(m.logTime(now)) // which the group is stamped with, so that the plan may go by it
 	r.plan = at.PlanAlloc(r.key.session, req, &g, left <= int64(lastChance))
 	if grace && r.plan.Kind == meta.PlanRefuse && r.plan.Code == protocol.CodeNoSpace && !r.plan.Never && r.alloc.Evict {

@@ -58,8 +58,8 @@ func (c *checker) close() {
 
 // device checks a device's header.
 func (c *checker) device(d *meta.DeviceInfo) {
-	if d.Node != c.s.devices.host {
-		c.report.Foreign = append(c.report.Foreign, ForeignDevice{ID: uint64(d.ID), Path: d.Path, Node: d.Node})
+	if d.Node != c.s.devices.host || d.Home != "" {
+		c.report.Foreign = append(c.report.Foreign, ForeignDevice{ID: uint64(d.ID), Path: d.Path, Node: d.Node, Home: d.Home})
 		return
 	}
 	info, err := cxl.Inspect(d.Path)
@@ -132,12 +132,14 @@ func (c *checker) region(ctx context.Context, r *meta.RegionInfo, deep bool) err
 	m.state.RLock()
 	m.machine.EachEntry(r.ID, func(slot meta.Slot) bool {
 		e := entryRef{slot: slot, birth: m.machine.Birth(slot), key: string(m.machine.Key(slot))}
-		m.machine.Location(slot, &e.loc)
+		if m.machine.Location(slot, &e.loc); e.loc.Region == r.ID {
+			c.report.Entries++ // once, wherever else it lies
+		}
+		m.machine.LocationIn(slot, r.ID, &e.loc)
 		entries = append(entries, e)
 		return true
 	})
 	m.state.RUnlock()
-	c.report.Entries += uint64(len(entries))
 	sortBy(entries, func(e entryRef) uint64 { return e.loc.Offset })
 	end := uint64(0)
 	for i := range entries {

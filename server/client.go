@@ -26,6 +26,7 @@ type Client struct {
 	sess atomic.Pointer[session] // nil = none: not native, or no handshake yet
 
 	push    atomic.Bool  // reads Revoke and Freed
+	copies  atomic.Bool  // reads copies in lookups
 	unacked atomic.Int64 // pages in FREED pushes that it has not acknowledged
 
 	// room is signalled when requests of this client have been answered.
@@ -80,6 +81,12 @@ func (c *Client) fullAt(bytes int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.requests >= maxClientRequests || c.bytes >= bytes
+}
+
+// has takes note of the features of the client.
+func (c *Client) has(features uint64) {
+	c.push.Store(features&protocol.FeaturePush != 0)
+	c.copies.Store(features&protocol.FeatureCopies != 0)
 }
 
 // Room is signalled after requests of the client have been answered.

@@ -33,6 +33,12 @@ type Config struct {
 
 	Pool []DeviceConfig `yaml:"pool" help:"Devices of the pool: PATH[,size=640MiB][,tier=cxl][,coherence=hardware][,force], or a size alone for a file in /dev/shm. Empty: such a file, of half the free space and at most 1GiB. coherence: hardware, or none where hosts that map the device must write back and invalidate caches themselves; default none for a device such as /dev/dax0.0, where it is not known, else hardware. force: take the device though it holds a header or data that is not this pool's, which is overwritten."`
 
+	TransferListen string `yaml:"transfer_listen" help:"Address at which other hosts read and write this host's devices, host:port; none: they do not. Empty: port 7403 of listen's host, or none if that is a loopback address and there is no dram or ssd."`
+	TransferToken  Secret `yaml:"transfer_token" help:"What all that reach the devices by transfer must know, nodes and clients."`
+	DRAM           Size   `yaml:"dram" help:"Memory of this process to contribute to the pool, as larder node does; what lies there goes with it. 0: none."`
+	SSD            string `yaml:"ssd" help:"Directory of an SSD store to contribute. Empty: none."`
+	SSDSize        Size   `yaml:"ssd_size" help:"Bytes that the SSD store holds; the disk takes a fifth more. Needed to make it; then it has its size."`
+
 	Tick              time.Duration `yaml:"tick" help:"Step of the Raft clock."`
 	HeartbeatInterval time.Duration `yaml:"heartbeat_interval" help:"How often the leader shows that it is there; a multiple of tick."`
 	ElectionTimeout   time.Duration `yaml:"election_timeout" help:"Silence after which members elect a new leader; a multiple of tick. Also the longest read lease."`
@@ -43,6 +49,8 @@ type Config struct {
 	TouchBudget       int           `yaml:"touch_budget" help:"Uses per second that go into the log; more are dropped and counted."`
 	AllocTimeout      time.Duration `yaml:"alloc_timeout" help:"How long an allocation that names no time waits for a victim before it is answered with a retryable PENDING."`
 
+	AwayTimeout time.Duration `yaml:"away_timeout" help:"How long what lies on an SSD device is kept while its node is gone; memory of a node is lost with it at once."`
+
 	RevokeWatermark int `yaml:"revoke_watermark" help:"Percent of the pool in regions from which on a client that evicts more than it holds gets a region of another client before its stores wait for one; 0: never."`
 
 	EvictionPolicy        string        `yaml:"eviction_policy" help:"Eviction policy of a new pool; afterwards: larder ctl policy set. One of:"`
@@ -51,6 +59,9 @@ type Config struct {
 	RegionSize            Size          `yaml:"region_size" help:"Region size of a new pool, for clients that name none."`
 	MaxRegionsPerInstance uint64        `yaml:"max_regions_per_instance" help:"Regions that one client may own, in a new pool; 0: no limit."`
 	MinRegionAge          time.Duration `yaml:"min_region_age" help:"Age before which a live client's region is not taken from it, in a new pool, unless a store would fail."`
+
+	TierLow      int    `yaml:"tier_low" help:"Percent of a device in use from which on its cold end is copied to a slower tier, in a new pool; 100: never."`
+	PromoteAfter uint64 `yaml:"promote_after" help:"Uses of an entry in the slowest tier after which readers put a copy in a faster one, in a new pool; 0: never."`
 
 	MaxConnections   int           `yaml:"max_connections" help:"Client connections; more are refused."`
 	HandshakeTimeout time.Duration `yaml:"handshake_timeout" help:"How long a new connection may stay silent."`
@@ -110,6 +121,7 @@ const (
 	DefaultClientPort = "7400"
 	DefaultPeerPort   = "7401"
 	DefaultAdminPort  = "7402"
+	DefaultNodePort   = "7403" // of transfers
 )
 
 // Default returns the configuration of a single-node server on this host, before [Config.Complete].
@@ -128,10 +140,13 @@ func Default() Config {
 		TouchInterval:     200 * time.Millisecond,
 		TouchBudget:       50_000,
 		AllocTimeout:      5 * time.Second,
+		AwayTimeout:       10 * time.Minute,
 		EvictionPolicy:    "lru",
 		PageSize:          64 << 10,
 		RegionSize:        64 << 20,
 		MinRegionAge:      5 * time.Second,
+		TierLow:           70,
+		PromoteAfter:      2,
 		MaxConnections:    16384,
 		HandshakeTimeout:  10 * time.Second,
 		WriteTimeout:      10 * time.Second,

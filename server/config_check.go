@@ -61,6 +61,12 @@ func (c *Config) checkAddresses(p *problems) {
 			p.check(false, "%s: %w", a.name, err)
 		}
 	}
+	if c.TransferListen != Off {
+		if err := checkAddress(c.TransferListen); err != nil {
+			p.check(false, "transfer_listen: %w", err)
+		}
+	}
+	p.check(c.SSD == "" || c.TransferListen != Off, "transfer_listen: an SSD is reached by transfer alone; give it an address")
 	p.check(c.Listen != Off || c.Socket != Off, "listen: clients need an address or a socket")
 	p.check(c.Listen != c.PeerListen || portOf(c.Listen) == "0" || c.Listen == Off,
 		"peer_listen: %s is also listen; give members a port of their own", c.PeerListen)
@@ -155,6 +161,7 @@ func (c *Config) checkTimes(p *problems) {
 		{"flush_interval", c.FlushInterval, time.Minute},
 		{"touch_interval", c.TouchInterval, time.Minute},
 		{"alloc_timeout", c.AllocTimeout, time.Hour},
+		{"away_timeout", c.AwayTimeout, 24 * time.Hour},
 		{"handshake_timeout", c.HandshakeTimeout, time.Hour},
 		{"write_timeout", c.WriteTimeout, time.Hour},
 		{"shutdown_timeout", c.ShutdownTimeout, time.Hour},
@@ -197,6 +204,7 @@ func (c *Config) checkPool(p *problems) {
 
 func (c *Config) checkLimits(p *problems) {
 	p.check(c.MaxConnections > 0, "max_connections: choose at least 1")
+	p.check(c.TierLow >= 0 && c.TierLow <= 100, "tier_low: %d is no percentage", c.TierLow)
 	p.check(c.TouchBudget > 0, "touch_budget: choose at least 1; without recorded uses every policy is fifo")
 	p.check(c.RevokeWatermark >= 0 && c.RevokeWatermark <= 100, "revoke_watermark: %d is no percentage", c.RevokeWatermark)
 	p.check(c.CacheSize >= 1<<20, "cache_size: %v is too small; choose at least 1MiB", c.CacheSize)

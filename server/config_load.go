@@ -263,10 +263,13 @@ func (c *Config) Complete() error {
 		c.Socket = filepath.Join(c.DataDir, "larder.sock")
 	}
 	if c.Advertise == "" {
-		c.Advertise = advertised(c.Listen)
+		c.Advertise = Advertised(c.Listen)
 	}
 	if c.PeerAdvertise == "" {
-		c.PeerAdvertise = advertised(c.PeerListen)
+		c.PeerAdvertise = Advertised(c.PeerListen)
+	}
+	if c.TransferListen == "" {
+		c.TransferListen = c.defaultTransfer()
 	}
 	if len(c.Pool) == 0 {
 		c.Pool = []DeviceConfig{{}}
@@ -276,6 +279,19 @@ func (c *Config) Complete() error {
 		errs = append(errs, c.completeDevice(&c.Pool[i]))
 	}
 	return errors.Join(errs...)
+}
+
+// defaultTransfer is where transfers are listened for, if anybody needs them: clients of other hosts, or, for what can only
+// be reached so, any.
+func (c *Config) defaultTransfer() string {
+	host, _, err := net.SplitHostPort(c.Listen)
+	switch {
+	case c.DRAM == 0 && c.SSD == "" && (err != nil || isLoopback(c.Listen)):
+		return Off
+	case err != nil:
+		host = "127.0.0.1" // clients have the socket alone
+	}
+	return net.JoinHostPort(host, DefaultNodePort)
 }
 
 // defaultDataDir is ./data where that exists or the directory is a checkout, else a directory of the user's.
@@ -296,8 +312,8 @@ func defaultDataDir() (string, error) {
 	return filepath.Join(home, ".local", "state", "larder"), nil
 }
 
-// advertised is the address that others reach listen at: a wildcard host becomes the host's name.
-func advertised(listen string) string {
+// Advertised is the address that others reach listen at: a wildcard host becomes the host's name.
+func Advertised(listen string) string {
 	host, port, err := net.SplitHostPort(listen)
 	if err != nil {
 		return listen
@@ -332,7 +348,7 @@ func (c *Config) completeDevice(d *DeviceConfig) error {
 		}
 	}
 	if d.Coherence == "" {
-		d.Coherence = defaultCoherence(d.Path)
+		d.Coherence = DefaultCoherence(d.Path)
 	}
 	if d.Size != 0 || strings.HasPrefix(d.Path, "memfd:") {
 		return nil
@@ -353,9 +369,9 @@ func (c *Config) completeDevice(d *DeviceConfig) error {
 	return nil
 }
 
-// defaultCoherence is none for a device, which several hosts may map: whether their caches agree is not known here, and
+// DefaultCoherence is none for a device, which several hosts may map: whether their caches agree is not known here, and
 // to believe so wrongly is to read wrong bytes. A file's pages are this host's own, and its caches agree.
-func defaultCoherence(path string) string {
+func DefaultCoherence(path string) string {
 	info, err := os.Stat(path)
 	if err == nil && info.Mode()&os.ModeDevice != 0 || strings.HasPrefix(filepath.Clean(path), "/dev/dax") {
 		return "none"

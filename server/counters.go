@@ -28,9 +28,11 @@ type Counters struct {
 	CondemnedWaits      atomic.Uint64 // reads that waited for the outcome of an eviction
 	StampWaits          atomic.Uint64 // reads that waited for the log to say that an entry's time is over
 	RevokesSent         atomic.Uint64 // pushes, repetitions included
+	FencesSent          atomic.Uint64 // the same, to homes of devices
 	RevokesPending      atomic.Int64  // regions that wait for an answer
 	RegionsFenced       atomic.Int64  // regions of ended sessions whose processes may still write
 	FreedPushed         atomic.Uint64 // pages
+	DemotedBytes        atomic.Uint64 // that finished tasks have copied to slower tiers
 	SessionsExpired     atomic.Uint64
 	SessionsFenced      atomic.Uint64 // processes proven dead
 	Confirms            atomic.Uint64 // rounds that proved leadership

@@ -25,18 +25,6 @@ const deviceRetry = 2 * time.Second
 
 func hexID(id [16]byte) string { return hex.EncodeToString(id[:]) }
 
-// hostName identifies this machine across boots, for devices that are attached to it.
-func hostName() string {
-	if id := cxl.HostID(); id != [16]byte{} {
-		return hexID(id)
-	}
-	name, err := os.Hostname()
-	if err != nil {
-		return "localhost"
-	}
-	return name
-}
-
 // devices takes the configured devices into service while this member leads, and holds their claims. A generation is
 // in the log before it is in a header, so that no two servers ever give out the same one.
 type devices struct {
@@ -57,16 +45,28 @@ func (d *devices) isReady(id meta.DeviceID, node string, generation uint64) bool
 	return ok && seen == generation || node != d.host
 }
 
+// namesake is the uuid of the device that a pool has its id from: the first of the masters' own, whose uuids all begin
+// alike, or, if they have none, the first of a node's. It is "" if there is none.
+func namesake(infos []meta.DeviceInfo) string {
+	best := ""
+	for i := range infos {
+		switch d := &infos[i]; {
+		case len(d.UUID) != uuidDigits:
+		case d.Home == "":
+			return d.UUID
+		case best == "":
+			best = d.UUID
+		}
+	}
+	return best
+}
+
 // poolID is what the headers of this pool's devices carry: the first half of the uuid of each of them, which is random
 // and the same for all, and the cluster's id. A pool without devices has none yet.
 func (s *Server) poolID() (id [16]byte, ok bool) {
-	for _, d := range s.master.Devices() {
-		raw, err := hex.DecodeString(d.UUID)
-		if err == nil && len(raw) == len(id) {
-			copy(id[:8], raw[:8])
-			ok = true
-			break
-		}
+	if raw, err := hex.DecodeString(namesake(s.master.Devices())); err == nil && len(raw) == len(id) {
+		copy(id[:8], raw[:8])
+		ok = true
 	}
 	if !ok {
 		r := s.master.randomID()
@@ -125,7 +125,7 @@ func (d *devices) problem() error {
 // registered finds a device of this host in the index.
 func (d *devices) registered(match func(*meta.DeviceInfo) bool) *meta.DeviceInfo {
 	for _, x := range d.s.master.Devices() {
-		if x.Node == d.host && match(&x) {
+		if x.Node == d.host && x.Home == "" && match(&x) {
 			return &x
 		}
 	}

@@ -33,7 +33,7 @@ func (m *Master) takeEarly(g *group, r *request, data []byte, now int64) []byte 
 	}
 	cmd := &r.plan.Cmd
 	lately := s.demand.add(max(cmd.Size, uint64(len(cmd.Victims))*cmd.PageSize), now)
-	guard := guard{l: &m.leases, now: now, ready: m.cfg.DeviceReady}
+	guard := guard{l: &m.leases, now: now, ready: m.deviceReady}
 	at := m.machine.At(m.logTime(now))
 	region := at.PlanEarly(s.id, cmd.PageSize, lately, uint64(m.cfg.RevokeWatermark), &guard) //nolint:gosec // a percentage
 	if region == 0 {

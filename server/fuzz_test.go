@@ -32,6 +32,8 @@ func FuzzConfigEnv(f *testing.F) {
 			f.Add(uint8(i), "1=10.0.0.1:7401/:7400/:7402;2=[::1]:1")
 		case "session_ttl":
 			f.Add(uint8(i), "1h0m3.5s")
+		case "admin_token", "transfer_token":
+			f.Add(uint8(i), "let me in")
 		}
 	}
 	f.Fuzz(func(t *testing.T, which uint8, text string) {
@@ -46,13 +48,23 @@ func FuzzConfigEnv(f *testing.F) {
 		require.NoError(t, c.WriteYAML(&out))
 		back := Default()
 		require.NoError(t, back.ReadYAML(out.Bytes()), "%s", out.String())
-		c.AdminToken, back.AdminToken = "", "" // of which only that there is one is written
+		forgetSecrets(&c) // of which only that there is one is written
+		forgetSecrets(&back)
 		out.Reset()
 		require.NoError(t, c.WriteYAML(&out))
 		var again bytes.Buffer
 		require.NoError(t, back.WriteYAML(&again))
 		require.Equal(t, out.String(), again.String())
 	})
+}
+
+// forgetSecrets empties every option that is a Secret.
+func forgetSecrets(c *Config) {
+	for i, v := 0, reflect.ValueOf(c).Elem(); i < v.NumField(); i++ {
+		if _, secret := reflect.TypeAssert[Secret](v.Field(i)); secret {
+			v.Field(i).SetZero()
+		}
+	}
 }
 
 // FuzzConfigText reads the forms that flags and files share: what is taken is written in a form that means the same.
@@ -97,7 +109,8 @@ var adminBodies = map[string]reflect.Type{
 	"/members/remove": reflect.TypeFor[MemberRequest](), "/transfer-leader": reflect.TypeFor[MemberRequest](),
 	"/tenants": reflect.TypeFor[TenantRequest](), "/policy": reflect.TypeFor[PolicyRequest](), "/cluster-version": reflect.TypeFor[VersionRequest](),
 	"/pin": reflect.TypeFor[PinRequest](), "/unpin": reflect.TypeFor[PinRequest](), "/clear": reflect.TypeFor[ClearRequest](),
-	"/drain": reflect.TypeFor[DrainRequest](), "/snapshot": nil,
+	"/drain": reflect.TypeFor[DrainRequest](), "/snapshot": nil, "/devices/drain": reflect.TypeFor[DeviceDrainRequest](),
+	"/tasks/cancel": reflect.TypeFor[CancelRequest](), "/copy": reflect.TypeFor[CopyRequest](),
 }
 
 // FuzzAdminRequest calls every path with any query and any body, without a network in between: the answer is an object
@@ -175,7 +188,9 @@ func FuzzSession(f *testing.F) {
 		protocol.TypeBatchRegister, protocol.TypeLookup, protocol.TypeBatchLookup, protocol.TypeDelete, protocol.TypeBatchDelete,
 		protocol.TypePin, protocol.TypeUnpin, protocol.TypeExists, protocol.TypePrefixMatch, protocol.TypeClear,
 		protocol.TypeListKeys, protocol.TypeCancel, protocol.TypeRevokeDone, protocol.TypeFreedAck, protocol.TypeHeartbeat,
-		protocol.TypeHandshake, protocol.TypeGetStats, protocol.TypeReportStats,
+		protocol.TypeHandshake, protocol.TypeGetStats, protocol.TypeReportStats, protocol.TypeAttach, protocol.TypeTasks,
+		protocol.TypeTaskDone, protocol.TypeGranted, protocol.TypeFenced, protocol.TypeCopy, protocol.TypeTaskStatus,
+		protocol.TypeCancelTask,
 	}
 	index := func(t protocol.Type) uint8 { return uint8(slices.Index(types, t)) }
 	alloc := protocol.AllocRequest{InstanceID: "fuzz1", Size: 1 << 20, PageSize: 4096, NeedPages: 1}
@@ -189,6 +204,16 @@ func FuzzSession(f *testing.F) {
 	f.Add(index(protocol.TypeRegister), reg.AppendAs(nil, protocol.TypeRegister))
 	look := protocol.LookupRequest{Keys: [][]byte{[]byte("k")}, LeaseMS: math.MaxUint64, Release: []uint64{1, math.MaxUint64}}
 	f.Add(index(protocol.TypeBatchLookup), look.AppendAs(nil, protocol.TypeBatchLookup))
+	attach := protocol.AttachRequest{
+		UUID: "0123456789abcdef0123456789abcdef", Node: "n", Tier: "ssd", Size: 1 << 20, Align: 4096, Ready: true, Generation: 1,
+	}
+	f.Add(index(protocol.TypeAttach), attach.Append(nil))
+	order := protocol.CopyRequest{Keys: [][]byte{[]byte("k")}, Tier: "ssd", Move: true}
+	f.Add(index(protocol.TypeCopy), order.Append(nil))
+	ask := protocol.TasksRequest{Device: math.MaxUint64, After: math.MaxUint64, Limit: math.MaxUint64}
+	f.Add(index(protocol.TypeTasks), ask.Append(nil))
+	done := protocol.TaskDoneRequest{Task: 1, Done: math.MaxUint64, Bytes: math.MaxUint64}
+	f.Add(index(protocol.TypeTaskDone), done.Append(nil))
 	for i := range types {
 		f.Add(uint8(i), []byte{0x80})
 	}
@@ -199,7 +224,10 @@ func FuzzSession(f *testing.F) {
 			require.NoError(t, err)
 			w = &wire{tb: t, c: c, r: protocol.NewReader(c)}
 			instances++
-			w.open(fmt.Sprint("fuzz", instances))
+			opened := w.handshake(protocol.HandshakeRequest{
+				InstanceID: fmt.Sprint("fuzz", instances), Features: protocol.FeatureCopies | protocol.FeatureNode,
+			})
+			require.NoError(t, opened.Err())
 			if instances == 1 {
 				a := w.alloc(protocol.AllocRequest{InstanceID: "fuzz1", Size: 1 << 20, PageSize: 4096})
 				require.NoError(t, a.Err())

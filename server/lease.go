@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"larder/meta"
+	"larder/protocol"
 )
 
 // slotChunk is how many slots' leases are allocated at a time: 96 KiB, so that a pool of which only a part is read
@@ -54,8 +55,11 @@ type leases struct {
 	era     uint32
 	// quarantine holds pages that were freed while somebody held a lease on them, until when.
 	quarantine map[pageKey]int64
-	grace      int64 // nothing is evicted before
-	touches    touchTable
+	// parted has, by slot, the holders of leases on entries of which a location went meanwhile, a bit each: they may be
+	// reading that, so that their leases end when they would have, and the page rests no longer.
+	parted  map[meta.Slot]uint64
+	grace   int64 // nothing is evicted before
+	touches touchTable
 
 	condemned int // slots and regions, for a quick no
 }
@@ -68,6 +72,7 @@ func (l *leases) reset(era uint32, grace int64) {
 	l.chunks = nil
 	l.regions = map[meta.RegionID]*regionLease{}
 	l.quarantine = map[pageKey]int64{}
+	l.parted = map[meta.Slot]uint64{}
 	l.last, l.lastID = nil, 0
 	l.era = era
 	l.grace = grace
@@ -129,6 +134,9 @@ func (l *leases) grant(s meta.Slot, r meta.RegionID, now, until int64) uint64 {
 		l.era++
 		x.era = l.era << eraShift
 		x.held = 0
+		if len(l.parted) > 0 {
+			delete(l.parted, s)
+		}
 		x.until = until
 	} else if until > x.until {
 		x.until = until
@@ -142,6 +150,26 @@ func (l *leases) grant(s meta.Slot, r meta.RegionID, now, until int64) uint64 {
 		x.era++
 	}
 	return uint64(x.era&^holderMask|holder)<<32 | uint64(s)
+}
+
+// grantCopies extends a lease to the other locations of the entry, and returns those that it holds for: not those whose
+// regions are about to go.
+func (l *leases) grantCopies(copies []protocol.Location, until int64) []protocol.Location {
+	kept := copies[:0]
+	for i := range copies {
+		id := meta.RegionID(copies[i].RegionID)
+		if x := l.regions[id]; x == nil || x.condemned == 0 {
+			l.note(id, until)
+			kept = append(kept, copies[i])
+		}
+	}
+	return kept
+}
+
+// note has nothing of a region given to anybody else before until.
+func (l *leases) note(r meta.RegionID, until int64) {
+	g := l.region(r)
+	g.until = max(g.until, until)
 }
 
 // lookup finds the record and the bit of a lease that is still held.
@@ -176,31 +204,43 @@ func (l *leases) release(lease uint64, now int64) bool {
 
 // renew prolongs a lease that is still held, and reports whether it was.
 func (l *leases) renew(lease uint64, r meta.RegionID, now, until int64) bool {
-	x, _ := l.lookup(lease)
-	if x == nil || x.until <= now {
+	x, bit := l.lookup(lease)
+	if x == nil || x.until <= now || len(l.parted) > 0 && l.parted[meta.Slot(lease&0xffffffff)]&bit != 0 {
 		return false
 	}
 	x.until = max(x.until, until)
-	g := l.region(r)
-	g.until = max(g.until, until)
+	l.note(r, until)
 	return true
 }
 
-// gone takes note that an entry has left and its page run is free: a lease that is left goes into the quarantine, and
-// the slot is ready for its next entry.
+// freed takes note that a page run is free whose entry lives on elsewhere, or of which more is yet to be told: what is left
+// of a lease goes into the quarantine.
+func (l *leases) freed(p *meta.Page, now int64) {
+	if x := l.peek(p.Slot); x != nil && x.held != 0 && x.until > now {
+		l.quarantine[pageKey{p.Region, p.Offset}] = x.until
+	}
+}
+
+// part takes note that one of an entry's locations has gone, which the holders of leases on it may be reading.
+func (l *leases) part(s meta.Slot, now int64) {
+	if x := l.peek(s); x != nil && x.held != 0 && x.until > now {
+		l.parted[s] |= x.held
+	}
+}
+
+// gone is freed for the last page run of an entry that has left: the slot is ready for its next entry.
 func (l *leases) gone(p *meta.Page, now int64) {
 	x := l.peek(p.Slot)
 	if x == nil {
 		return
 	}
+	l.freed(p, now)
 	l.dropTouch(x)
-	if x.held != 0 && x.until > now {
-		l.quarantine[pageKey{p.Region, p.Offset}] = x.until
-	}
 	if x.touch&slotCondemned != 0 {
 		l.condemned--
 	}
 	*x = slotLease{}
+	delete(l.parted, p.Slot)
 }
 
 // dropped takes note that an entry has left together with its region, or in one that nobody writes to: the leases on it
@@ -215,6 +255,7 @@ func (l *leases) dropped(s meta.Slot) {
 		l.condemned--
 	}
 	*x = slotLease{}
+	delete(l.parted, s)
 }
 
 // freeAfter returns for how many milliseconds a page that is being freed must not be reused.
@@ -260,6 +301,11 @@ func (l *leases) sweepExpired(now int64) {
 	for k, until := range l.quarantine {
 		if until <= now {
 			delete(l.quarantine, k)
+		}
+	}
+	for s := range l.parted {
+		if x := l.peek(s); x == nil || x.held == 0 || x.until <= now {
+			delete(l.parted, s)
 		}
 	}
 	for id, r := range l.regions {

@@ -91,6 +91,8 @@ type MasterConfig struct {
 	// given a region of another's before it must wait for one. 0 = never.
 	RevokeWatermark int
 	RevokeInterval  time.Duration // 0 = revokeInterval
+	// AwayTimeout is how long what lies on a device is kept whose home is gone, if it outlives that.
+	AwayTimeout time.Duration
 }
 
 // Host identifies this host's processes.
@@ -144,6 +146,10 @@ type Master struct {
 	drains   map[meta.RegionID]int64 // draining regions: since when this leader knows
 	pushID   uint64
 	house    housekeeping
+	nodes    nodes
+	tiering  tiering
+	grants   map[uint64]*grant // by the id that their GRANT has
+	fences   map[meta.RegionID]*fence
 
 	serving atomic.Bool   // leading, for readers that hold no lock
 	term64  atomic.Uint64 // the term, while leading
@@ -159,6 +165,9 @@ type Master struct {
 
 	devMu   sync.Mutex // innermost
 	devices map[meta.DeviceID]*protocol.Device
+	order   []meta.DeviceID // theirs, ascending
+	// namesake is what the pool has its id from; see there.
+	namesake string
 
 	// Used by the goroutine that applies only.
 	results   meta.Results
@@ -192,8 +201,10 @@ func NewMaster(cfg MasterConfig) (*Master, error) {
 		cfg: cfg, n: cfg.Counters, machine: machine, gen: 1,
 		inflight: map[seqKey]*request{}, sessions: map[meta.SessionID]*session{},
 		revokes: map[meta.RegionID]*revoke{}, drains: map[meta.RegionID]int64{},
+		grants: map[uint64]*grant{}, fences: map[meta.RegionID]*fence{},
 		settled: make(chan struct{}),
 	}
+	m.nodes.reset()
 	m.leases.touches.perSec = float64(cfg.TouchBudget)
 	m.restored.Store(cfg.Restored)
 	m.leases.reset(0, 0)
@@ -315,9 +326,11 @@ func (m *Master) OnLeadership(leads bool, term uint64) {
 	m.leading, m.term = true, term
 	m.elected.Store(&election{m.machine.NowMS(), now})
 	m.leases.reset(uint32(m.cfg.Random()), now+int64(m.cfg.MaxLease)) //nolint:gosec // any bits will do
+	m.nodes.reset()
 	m.adoptSessions(now)
 	m.adoptRegions(now)
 	m.house = housekeeping{}
+	m.tiering = tiering{paused: map[meta.DeviceID]int64{}, rests: map[meta.DeviceID]int64{}}
 	m.mu.Unlock()
 	m.state.RUnlock()
 	m.cutMissed()
@@ -364,6 +377,9 @@ func (m *Master) resign() {
 	clear(m.inflight)
 	clear(m.revokes)
 	clear(m.drains)
+	clear(m.fences)
+	m.nodes.reset()
+	asked := m.takeGrants(0, true)
 	m.n.RevokesPending.Store(0)
 	m.n.RegionsFenced.Store(0)
 	m.announce()
@@ -377,6 +393,7 @@ func (m *Master) resign() {
 		m.fail(r, &fault, &box)
 	}
 	box.flush()
+	m.failGrants(asked, &fault)
 	if was {
 		m.cfg.Logger.Info("no longer leading", slog.Int("requests_cut_off", len(lost)))
 	}

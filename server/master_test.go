@@ -63,7 +63,7 @@ func newRig(t *testing.T) *rig {
 		Random:   func() uint64 { r.random += 2; return r.random },
 		MaxLease: time.Second, DefaultLease: 500 * time.Millisecond, SessionTTL: 10 * time.Second,
 		FlushInterval: time.Second, TouchInterval: 200 * time.Millisecond, TouchBudget: 1_000_000,
-		AllocTimeout: 2 * time.Second,
+		AllocTimeout: 2 * time.Second, AwayTimeout: time.Minute,
 	}
 	r.m, err = NewMaster(r.config)
 	require.NoError(t, err)

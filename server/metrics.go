@@ -4,6 +4,7 @@ import (
 	"runtime"
 	"strconv"
 
+	"larder/meta"
 	"larder/protocol"
 	"larder/raft"
 )
@@ -69,6 +70,8 @@ func (m *metrics) collectCounters(e emitter, c *Counters) {
 		{"condemned_waits_total", "Lookups that waited for the outcome of an eviction.", c.CondemnedWaits.Load()},
 		{"revokes_sent_total", "Requests to clients to give up a region, repetitions included.", c.RevokesSent.Load()},
 		{"freed_pages_pushed_total", "Pages that owners were told are free.", c.FreedPushed.Load()},
+		{"fences_sent_total", "Requests to homes of devices to fence a region, repetitions included.", c.FencesSent.Load()},
+		{"demoted_bytes_total", "Bytes that were copied to slower tiers ahead of eviction, by tasks that are done.", c.DemotedBytes.Load()},
 		{"sessions_expired_total", "Sessions that ended for want of a heartbeat.", c.SessionsExpired.Load()},
 		{"sessions_fenced_total", "Sessions whose process was proven dead.", c.SessionsFenced.Load()},
 		{"leadership_confirms_total", "Rounds that proved leadership for reads.", c.Confirms.Load()},
@@ -152,6 +155,33 @@ func collectRaft(e emitter, r *raft.NodeMetrics) {
 	}
 }
 
+// collectDevices emits how the devices are used, and what is copied between them.
+func (m *metrics) collectDevices(e emitter, s *Status) {
+	for i := range s.Devices {
+		d := &s.Devices[i]
+		labels := []string{"device", strconv.FormatUint(d.ID, 10), "node", d.Node, "tier", d.Tier}
+		e.gauge("device_size_bytes", "Size of a device.", float64(d.Size), labels...)
+		e.gauge("device_free_bytes", "Bytes of a device in no region.", float64(d.Free), labels...)
+		e.gauge("device_live_bytes", "Bytes of entries on a device, copies included.", float64(d.LiveBytes), labels...)
+		e.gauge("device_copy_bytes", "Bytes of copies on a device.", float64(d.CopyBytes), labels...)
+		e.gauge("device_entries", "Locations of entries on a device, copies included.", float64(d.Entries), labels...)
+		e.gauge("device_serving", "Whether what lies on a device is served.", truth(d.Mode != meta.DeviceAway.String()), labels...)
+		e.gauge("device_draining", "Whether a device is given up.", truth(d.Draining), labels...)
+		if s.Serving {
+			e.gauge("device_ready", "Whether regions are given on a device; leader only.", truth(d.Ready && !d.Draining), labels...)
+		}
+	}
+	waiting := map[string]int{}
+	for _, t := range m.server.Tasks() {
+		if t.State == meta.TaskWaiting.String() || t.State == meta.TaskRunning.String() {
+			waiting[t.Kind]++
+		}
+	}
+	for kind := meta.TaskDemote; kind <= meta.TaskDrain; kind++ {
+		e.gauge("tasks", "Tasks that are not over, by kind.", float64(waiting[kind.String()]), "kind", kind.String())
+	}
+}
+
 // truth is the number of a condition.
 func truth(b bool) float64 {
 	if b {
@@ -196,6 +226,9 @@ func (m *metrics) collectIndex(e emitter, s *Status) {
 		e.gauge("pool_bytes", pool, float64(free[tier]), "tier", tier, "state", "free")
 		e.gauge("pool_bytes", pool, float64(given[tier]), "tier", tier, "state", "allocated")
 	}
+	m.collectDevices(e, s)
+	e.counter("copies_registered_total", "Copies of entries registered.", x.Copied)
+	e.counter("entries_fallen_total", "Entries whose primary location went while a copy stayed.", x.Fallen)
 	for _, reason := range removalReasons {
 		e.counter("entries_removed_total", "Entries that left the index.", x.Removed[reason], "reason", reason.String())
 	}

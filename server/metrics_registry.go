@@ -2,6 +2,7 @@ package server
 
 import (
 	"fmt"
+	"io"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -27,13 +28,23 @@ func newMetrics(s *Server) *metrics {
 
 // write answers a scrape.
 func (m *metrics) write(c *fasthttp.RequestCtx) error {
-	families, err := m.registry.Gather()
+	c.SetContentType(MetricsType)
+	return WriteMetrics(c, m.registry)
+}
+
+// MetricsType is the content type of what WriteMetrics writes.
+const MetricsType = "text/plain; version=0.0.4; charset=utf-8"
+
+// WriteMetrics writes what a registry gathers in Prometheus' text format.
+func WriteMetrics(w io.Writer, from prometheus.Gatherer) error {
+	families, err := from.Gather()
 	if err != nil {
 		return fmt.Errorf("gather metrics: %w", err)
 	}
-	c.SetContentType("text/plain; version=0.0.4; charset=utf-8")
 	for _, family := range families {
-		writeFamily(c, family)
+		if err := writeFamily(w, family); err != nil {
+			return fmt.Errorf("write metrics: %w", err)
+		}
 	}
 	return nil
 }

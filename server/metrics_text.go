@@ -3,17 +3,17 @@ package server
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"math"
 	"strconv"
 	"strings"
 
 	dto "github.com/prometheus/client_model/go"
-	"github.com/valyala/fasthttp"
 )
 
 // writeFamily writes one metric family in Prometheus' text format 0.0.4
 // (https://prometheus.io/docs/instrumenting/exposition_formats/).
-func writeFamily(c *fasthttp.RequestCtx, family *dto.MetricFamily) {
+func writeFamily(w io.Writer, family *dto.MetricFamily) error {
 	var b bytes.Buffer
 	name := family.GetName()
 	fmt.Fprintf(&b, "# HELP %s %s\n", name, helpEscapes.Replace(family.GetHelp()))
@@ -44,7 +44,8 @@ func writeFamily(c *fasthttp.RequestCtx, family *dto.MetricFamily) {
 			writeSample(&b, name+"_count", metric, "", "", count)
 		}
 	}
-	c.Response.AppendBody(b.Bytes())
+	_, err := w.Write(b.Bytes())
+	return err
 }
 
 // The characters that the format escapes in help texts and in label values.

@@ -55,9 +55,8 @@ func (m *Master) mutate(c *Client, sc *scratch, h protocol.Header, payload, out 
 	case protocol.TypeRequestAlloc:
 		return m.requestAlloc(c, h, payload, out, now)
 	case protocol.TypeRegister, protocol.TypeBatchRegister:
-		req := &sc.register
-		err = req.DecodeAs(payload, h.Type)
-		mut, cmd = req.Mutation, &meta.Register{Context: req.Context, Entries: req.Entries}
+		err = m.decodeRegister(&sc.register, h.Type, payload)
+		mut, cmd = sc.register.Mutation, &meta.Register{Context: sc.register.Context, Entries: sc.register.Entries}
 	case protocol.TypeDelete, protocol.TypeBatchDelete:
 		err = sc.keys.DecodeAs(payload, h.Type)
 		mut, cmd = sc.keys.Mutation, &meta.Delete{Keys: sc.keys.Keys}
@@ -91,6 +90,8 @@ func (m *Master) mutate(c *Client, sc *scratch, h protocol.Header, payload, out 
 		var req protocol.RevokeDoneRequest
 		err = req.Decode(payload)
 		mut, cmd = req.Mutation, &meta.RevokeDone{Region: meta.RegionID(req.RegionID), Epoch: req.Epoch}
+	case protocol.TypeTaskDone:
+		mut, cmd, err = m.taskDone(c, payload)
 	default:
 		return m.refuse(out, h, &protocol.Error{
 			Code: protocol.CodeUnsupported, Message: "this server does not know the message type " + h.Type.String(),
@@ -100,9 +101,7 @@ func (m *Master) mutate(c *Client, sc *scratch, h protocol.Header, payload, out 
 		return m.refuseErr(out, h, err)
 	}
 	if session == 0 && needsSession(h.Type) {
-		return m.refuse(out, h, &protocol.Error{
-			Code: protocol.CodeSessionExpired, Message: "this needs a session: open one with HANDSHAKE first",
-		})
+		return m.refuse(out, h, &errNeedsSession)
 	}
 	if session == 0 {
 		mut = protocol.Mutation{}
@@ -113,11 +112,30 @@ func (m *Master) mutate(c *Client, sc *scratch, h protocol.Header, payload, out 
 	return m.submit(r, out)
 }
 
+// decodeRegister reads a REGISTER, whose copies need a cluster version that has them.
+func (m *Master) decodeRegister(req *protocol.RegisterRequest, t protocol.Type, payload []byte) error {
+	err := req.DecodeAs(payload, t)
+	if err == nil && hasCopies(req.Entries) {
+		err = m.needTiers()
+	}
+	return err
+}
+
+// hasCopies reports whether one of the entries is a copy.
+func hasCopies(entries []protocol.RegisterEntry) bool {
+	for i := range entries {
+		if entries[i].Copy {
+			return true
+		}
+	}
+	return false
+}
+
 // needsSession reports whether a type makes no sense without a session. CLEAR reaches a session's tenant, and without a
 // session would be an operator's, who come by the admin.
 func needsSession(t protocol.Type) bool {
 	switch t {
-	case protocol.TypeClear, protocol.TypeCancel, protocol.TypeGoodbye, protocol.TypeRevokeDone:
+	case protocol.TypeClear, protocol.TypeCancel, protocol.TypeGoodbye, protocol.TypeRevokeDone, protocol.TypeTaskDone:
 		return true
 	default:
 		return false

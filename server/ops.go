@@ -73,18 +73,10 @@ func (s *Server) Status() Status {
 	m.state.RLock()
 	st.Settings, st.Stats = m.machine.Settings(), m.machine.Stats()
 	st.Incarnation, st.LogTimeMS = m.machine.Incarnation(), m.machine.NowMS()
-	infos := m.machine.Devices()
 	m.state.RUnlock()
-	for i := range infos {
-		d := &infos[i]
-		st.Devices = append(st.Devices, DeviceStatus{
-			ID: uint64(d.ID), UUID: d.UUID, Path: d.Path, Node: d.Node, Tier: d.Tier, Coherence: d.Coherence, Size: d.Size,
-			Free: d.Free, LargestFree: d.LargestFree, Regions: d.Regions, Volatile: d.Volatile,
-			Generation: strconv.FormatUint(d.Generation, 16),
-		})
-		if len(d.UUID) == 32 {
-			st.Pool = s.poolOf(d.UUID)
-		}
+	st.Devices = s.DeviceStatuses()
+	if uuid := namesake(m.Devices()); uuid != "" {
+		st.Pool = s.poolOf(uuid)
 	}
 	return st
 }

@@ -353,38 +353,61 @@ func (m *Master) settleLeases(g *group) {
 	if g != nil {
 		m.unmark(g)
 	}
+	m.copiesGone(now)
+	for _, slot := range m.results.Parted {
+		m.leases.part(slot, now)
+	}
 	for i := range m.results.Spans {
-		s := &m.results.Spans[i]
-		if s.Remembered {
-			continue
-		}
-		switch s.Kind {
-		case meta.KindAlloc:
-			if code, rest, err := meta.DecodeCode(m.results.Bytes(s)); err == nil && code == 0 {
-				if a, err := meta.DecodeAlloc(rest); err == nil {
-					m.pagesGone(a.Evicted, now)
-				}
-			}
-		case meta.KindDelete:
-			if code, rest, err := meta.DecodeCode(m.results.Bytes(s)); err == nil && code == 0 {
-				if d, err := meta.DecodeDelete(rest); err == nil {
-					m.pagesGone(d.Freed, now)
-				}
-			}
-		default:
+		if s := &m.results.Spans[i]; !s.Remembered {
+			m.resultGone(s, now)
 		}
 	}
 	for _, slot := range m.results.Dropped {
 		m.leases.dropped(slot)
 	}
 	for i := range m.results.Effects {
-		m.leases.gone(&m.results.Effects[i].Page, now)
+		if p := &m.results.Effects[i].Page; !p.Copy {
+			m.leases.gone(p, now)
+		}
+	}
+}
+
+// resultGone takes note of the pages that a command's result says are free.
+func (m *Master) resultGone(s *meta.Span, now int64) {
+	if s.Kind != meta.KindAlloc && s.Kind != meta.KindDelete {
+		return
+	}
+	code, rest, err := meta.DecodeCode(m.results.Bytes(s))
+	switch {
+	case err != nil || code != 0:
+	case s.Kind == meta.KindAlloc:
+		if a, err := meta.DecodeAlloc(rest); err == nil {
+			m.pagesGone(a.Evicted, now)
+		}
+	default:
+		if d, err := meta.DecodeDelete(rest); err == nil {
+			m.pagesGone(d.Freed, now)
+		}
+	}
+}
+
+// copiesGone puts pages into the quarantine that were freed while their entries lived, before the leases of entries that
+// have left are forgotten: one command can free several locations of an entry, and the slot may have another one by now.
+func (m *Master) copiesGone(now int64) {
+	for i := range m.results.Effects {
+		if p := &m.results.Effects[i].Page; p.Copy {
+			m.leases.freed(p, now)
+		}
 	}
 }
 
 func (m *Master) pagesGone(pages []meta.Page, now int64) {
 	for i := range pages {
-		m.leases.gone(&pages[i], now)
+		if pages[i].Copy {
+			m.leases.freed(&pages[i], now)
+		} else {
+			m.leases.gone(&pages[i], now)
+		}
 	}
 }
 

@@ -60,6 +60,8 @@ type scratch struct {
 	prefix   protocol.PrefixMatchRequest
 	cancel   protocol.CancelRequest
 	results  []protocol.LookupResult
+	copies   []protocol.Location // what results' Copies alias
+	places   []meta.Location
 	slots    []meta.Slot
 	bools    []bool
 }
@@ -142,6 +144,22 @@ func (m *Master) serve(
 		return m.handshake(c, h, payload, out, now), Served
 	case protocol.TypeFreedAck:
 		return m.freedAck(c, h, payload, out), Served
+	case protocol.TypeAttach:
+		return m.attach(c, h, payload, out), Served
+	case protocol.TypeTasks:
+		return m.tasks(c, h, payload, out), Served
+	case protocol.TypeTaskStatus:
+		return m.taskStatus(h, payload, out), Served
+	case protocol.TypeCopy:
+		return m.copyKeys(c, h, payload, out), Served
+	case protocol.TypeCancelTask:
+		return m.cancelTasks(c, h, payload, out), Served
+	case protocol.TypeAccess:
+		return m.access(c, h, payload, out, now), Served
+	case protocol.TypeGranted:
+		return m.granted(c, h, payload, out), Served
+	case protocol.TypeFenced:
+		return m.fenced(c, h, payload, out), Served
 	case protocol.TypeShutdown:
 		return m.refuse(out, h, &protocol.Error{Message: "Unknown message type: 255"}), Served
 	default:
@@ -247,8 +265,9 @@ func (m *Master) presentMS() uint64 {
 
 // findAll looks the keys up and fills in results and slots; it returns how many were found. The caller holds state.
 func (m *Master) findAll(c *Client, sc *scratch, at *meta.Reading) (hits int) {
-	sc.results, sc.slots = sc.results[:0], sc.slots[:0]
-	sc.slots = at.FindAll(c.tenantID(m), sc.lookup.Keys, sc.lookup.StopAtMiss, sc.slots)
+	sc.results, sc.copies = sc.results[:0], sc.copies[:0]
+	copies := c.copies.Load()
+	sc.slots = at.FindAll(c.tenantID(m), sc.lookup.Keys, sc.lookup.StopAtMiss, sc.slots[:0])
 	var l meta.Location
 	for _, slot := range sc.slots {
 		if slot == meta.None {
@@ -258,8 +277,29 @@ func (m *Master) findAll(c *Client, sc *scratch, at *meta.Reading) (hits int) {
 		hits++
 		m.machine.Location(slot, &l)
 		sc.results = append(sc.results, protocol.LookupResult{Found: true, Location: l.Wire()})
+		if copies {
+			m.findCopies(sc, slot)
+		}
 	}
 	return hits
+}
+
+// findCopies adds to the last of the results where else the entry of a slot lies, and whether that should be in a faster
+// tier. The caller holds state.
+func (m *Master) findCopies(sc *scratch, slot meta.Slot) {
+	r := &sc.results[len(sc.results)-1]
+	r.Promote = m.machine.Wanted(slot)
+	if m.machine.Copies(slot) {
+		sc.places = m.machine.Locations(slot, sc.places[:0])
+		first := len(sc.copies)
+		for i := 1; i < len(sc.places); i++ { // the first is the one that the result has already
+			sc.copies = append(sc.copies, sc.places[i].Wire())
+		}
+		r.Copies = sc.copies[first:len(sc.copies):len(sc.copies)]
+	}
+	if r.Promote || len(r.Copies) > 0 {
+		r.Version = m.machine.Birth(slot)
+	}
 }
 
 // grantAll leases what was found and counts it as used. It does nothing but end leases, and returns false, if one of
@@ -297,6 +337,9 @@ func (m *Master) grantAll(sc *scratch, now, until int64, leaseMS uint64, named b
 		if named {
 			r.Lease, r.LeaseMS = lease, leaseMS
 		}
+		if len(r.Copies) > 0 {
+			r.Copies = l.grantCopies(r.Copies, until)
+		}
 		granted++
 		if !l.used(slot, now) {
 			dropped++
@@ -317,10 +360,8 @@ func appendLookup(out []byte, h protocol.Header, results []protocol.LookupResult
 	case !h.Type.Batch():
 		b = protocol.AppendLookupResult(b, &results[0])
 	case packed:
-		b = protocol.AppendPackedHead(b, len(results))
-		for i := range results {
-			b = protocol.AppendPacked(b, &results[i])
-		}
+		reply := protocol.LookupReply{Results: results}
+		b = reply.AppendPacked(b)
 	default:
 		b = protocol.AppendLookupHead(b, len(results))
 		for i := range results {
@@ -380,6 +421,12 @@ func (m *Master) serveLeases(
 			// An entry that has just been cleared or lost must not be read any longer: its lease runs out.
 			m.machine.Location(slot, &l)
 			held = !m.leases.blocked(slot, l.Region) && m.leases.renew(lease, l.Region, now, until)
+			if held && m.machine.Copies(slot) {
+				sc.places = m.machine.Locations(slot, sc.places[:0])
+				for i := range sc.places {
+					m.leases.note(sc.places[i].Region, until)
+				}
+			}
 		}
 		sc.bools = append(sc.bools, held)
 	}

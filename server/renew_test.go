@@ -146,3 +146,23 @@ func TestAnEntryThatManyReadIsRenewedForAll(t *testing.T) {
 	require.Equal(t, []string{"k0"}, victims(allocReply(t, c.answer(seq))))
 	require.Equal(t, []bool{false}, c.renew(1000, shared[2]))
 }
+
+// TestALeaseOnALocationThatWentIsNotRenewed: its holder may be reading there, where the page rests until the lease ends and
+// no longer. Who came later reads what is left.
+func TestALeaseOnALocationThatWentIsNotRenewed(t *testing.T) {
+	l := &leases{}
+	l.reset(5, 0)
+	before := l.grant(3, 1, 100, 200)
+	l.part(3, 110)
+	after := l.grant(3, 1, 120, 220)
+	require.False(t, l.renew(before, 1, 150, 300))
+	require.True(t, l.renew(after, 1, 150, 300))
+	l.sweepExpired(160)
+	require.False(t, l.renew(before, 1, 170, 300), "as long as it lasts")
+	l.release(before, 180)
+	l.release(after, 180)
+	again := l.grant(3, 1, 190, 290)
+	require.True(t, l.renew(again, 1, 195, 310))
+	l.part(3, 311)
+	require.True(t, l.renew(l.grant(3, 1, 320, 400), 1, 330, 500), "it had ended before")
+}

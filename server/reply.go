@@ -101,6 +101,9 @@ func (m *Master) appendResult(b []byte, r *request, w waiter, result []byte, now
 	if err != nil {
 		code = protocol.CodeInternal
 	}
+	if code == protocol.CodeCanceled && w.h.Type == protocol.TypeTaskDone {
+		return appendSuccess(b, w.h, false) // the task is
+	}
 	if code != protocol.CodeOK {
 		return m.appendFailure(b, w.h, code)
 	}

@@ -34,34 +34,53 @@ func (m *Master) adoptRegions(now int64) {
 	m.copyDevices()
 }
 
-// copyDevices keeps descriptions of the devices for replies. The caller holds state.
+// copyDevices keeps descriptions of the devices for replies. The caller holds state, and mu.
 func (m *Master) copyDevices() {
-	devices := map[meta.DeviceID]*protocol.Device{}
-	for _, d := range m.machine.Devices() {
-		w := wireDevice(&d)
+	infos := m.machine.Devices()
+	stale := m.nodes.follow(infos)
+	devices, order := map[meta.DeviceID]*protocol.Device{}, make([]meta.DeviceID, 0, len(infos))
+	for i := range infos {
+		d := &infos[i]
+		w := wireDevice(d)
+		if h := m.nodes.of(d.ID); h != nil && h.endpoint.Engine != "" {
+			endpoint := h.endpoint // replies hold on to it
+			w.Endpoint = &endpoint
+		}
 		devices[d.ID] = &w
+		order = append(order, d.ID)
 	}
 	m.devMu.Lock()
-	m.devices = devices
+	m.devices, m.order, m.namesake = devices, order, namesake(infos)
 	m.devMu.Unlock()
+	for _, id := range stale {
+		if s := m.sessions[id]; s != nil {
+			for _, c := range s.clients {
+				c.peer.Close("what its device shows has been given up: attach it again")
+			}
+		}
+	}
 }
 
 // track takes note of what the commands just applied mean for sessions and regions.
 func (m *Master) track(spans []meta.Span, now int64) {
-	var regions, sessions, devices bool
+	var regions, sessions, devices, tasks bool
 	for i := range spans {
 		switch spans[i].Kind {
-		case meta.KindCloseSession, meta.KindOpenSession, meta.KindIncarnation, meta.KindFence:
+		case meta.KindCloseSession, meta.KindOpenSession, meta.KindFence:
 			sessions, regions = true, true
+		case meta.KindIncarnation:
+			sessions, regions, devices = true, true, true
 		case meta.KindMark, meta.KindRevokeDone, meta.KindReturn, meta.KindEmptyRegion, meta.KindFreeRegion,
-			meta.KindSweep:
+			meta.KindSweep, meta.KindFencedRegion:
 			regions = true
-		case meta.KindAddDevice, meta.KindRetire, meta.KindDropDevice:
+		case meta.KindAddDevice, meta.KindRetire, meta.KindDropDevice, meta.KindDevice:
 			regions, devices = true, true
+		case meta.KindTask, meta.KindCancelTask:
+			tasks = true
 		default:
 		}
 	}
-	if !regions && !sessions {
+	if !regions && !sessions && !tasks {
 		return
 	}
 	m.state.RLock()
@@ -70,6 +89,8 @@ func (m *Master) track(spans []meta.Span, now int64) {
 		if sessions {
 			for id, s := range m.sessions {
 				if !m.machine.SessionOpen(id) {
+					served := m.nodes.left(id)
+					devices = devices || served
 					m.endSession(s)
 				}
 			}
@@ -78,6 +99,9 @@ func (m *Master) track(spans []meta.Span, now int64) {
 	}
 	if devices {
 		m.copyDevices()
+	}
+	if tasks {
+		m.wakeHomes()
 	}
 	due := m.dueRevokes(now, 0)
 	m.mu.Unlock()

@@ -125,7 +125,7 @@ func (s *Server) start() (err error) {
 		return errors.Join(err, closeListener(peers))
 	}
 	s.watcher.died = s.master.ProcessDied
-	s.devices = &devices{s: s, host: hostName(), open: map[string]*cxl.Device{}, errs: map[string]error{}}
+	s.devices = &devices{s: s, host: cxl.HostName(), open: map[string]*cxl.Device{}, errs: map[string]error{}}
 	if id, err := cxl.BootID(); err == nil {
 		s.devices.boot = hexID(id)
 	}
@@ -283,6 +283,7 @@ func (s *Server) masterConfig() MasterConfig {
 		MaxLease: s.cfg.ElectionTimeout, DefaultLease: s.cfg.DefaultLease, SessionTTL: s.cfg.SessionTTL,
 		FlushInterval: s.cfg.FlushInterval, TouchInterval: s.cfg.TouchInterval, TouchBudget: s.cfg.TouchBudget,
 		AllocTimeout: s.cfg.AllocTimeout, RevokeWatermark: s.cfg.RevokeWatermark,
+		AwayTimeout: s.cfg.AwayTimeout,
 	}
 }
 
@@ -473,7 +474,8 @@ func (s *Server) seed(ctx context.Context) error {
 		set.Policy, set.TTLMS = s.cfg.EvictionPolicy, uint64(s.cfg.TTL/time.Millisecond) //nolint:gosec // checked by Validate
 		set.PageSize, set.RegionSize = uint64(s.cfg.PageSize), uint64(s.cfg.RegionSize)
 		set.MaxRegionsPerInstance = s.cfg.MaxRegionsPerInstance
-		set.MinRegionAgeMS = uint64(s.cfg.MinRegionAge / time.Millisecond) //nolint:gosec // checked by Validate
+		set.MinRegionAgeMS = uint64(s.cfg.MinRegionAge / time.Millisecond)        //nolint:gosec // checked by Validate
+		set.TierLow, set.PromoteAfter = uint64(s.cfg.TierLow), s.cfg.PromoteAfter //nolint:gosec // a percentage
 		if _, err := s.do(ctx, &meta.SetSettings{Settings: set}); err != nil {
 			return fmt.Errorf("server: seed the pool's settings: %w", err)
 		}
@@ -591,12 +593,10 @@ func (s *Server) describe(r *protocol.HandshakeReply) {
 func (s *Server) pool() string {
 	s.master.devMu.Lock()
 	defer s.master.devMu.Unlock()
-	for _, d := range s.master.devices {
-		if len(d.UUID) == 32 {
-			return s.poolOf(d.UUID)
-		}
+	if s.master.namesake == "" {
+		return ""
 	}
-	return ""
+	return s.poolOf(s.master.namesake)
 }
 
 // poolOf is the pool id of a device's uuid, in hexadecimal, as headers have it: see poolID.

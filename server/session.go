@@ -20,6 +20,7 @@ type session struct {
 	tenant   string
 	ttl      int64 // ns; 0 = never expires
 	process  meta.Process
+	home     bool         // of a device
 	seen     atomic.Int64 // when the client was heard from
 	ended    atomic.Bool
 
@@ -33,8 +34,22 @@ type session struct {
 // maxSessionClients bounds the connections of one session.
 const maxSessionClients = 64
 
-// features are those that this server has.
-const features = protocol.FeaturePush | protocol.FeaturePacked | protocol.FeatureChecksums | protocol.FeatureCompression
+// features are those that this server has; the last two need meta.VersionTiers.
+const features = protocol.FeaturePush | protocol.FeaturePacked | protocol.FeatureChecksums | protocol.FeatureCompression |
+	protocol.FeatureCopies | protocol.FeatureNode
+
+// featuresOf returns which of the features that a client wants it can have. The caller holds state.
+func (m *Master) featuresOf(wanted uint64) uint64 {
+	wanted &= features
+	if !m.tiers() {
+		wanted &^= protocol.FeatureCopies | protocol.FeatureNode
+	}
+	return wanted
+}
+
+// tiers reports whether all members know of copies, tasks and devices with homes: before that, no command that has to do
+// with them may even be logged. The caller holds state.
+func (m *Master) tiers() bool { return m.machine.Settings().Version >= meta.VersionTiers }
 
 // hear notes that the client was heard from. What another of its connections noted meanwhile is not taken back.
 func (s *session) hear(now int64) {
@@ -97,7 +112,8 @@ func (m *Master) know(info *meta.SessionInfo) *session {
 	if s == nil {
 		s = &session{
 			id: info.ID, instance: info.Instance, tenant: info.Tenant, process: info.Process,
-			ttl: int64(info.TTLMS) * int64(time.Millisecond), //nolint:gosec // clamped when it was opened
+			home: info.Features&protocol.FeatureNode != 0,
+			ttl:  int64(info.TTLMS) * int64(time.Millisecond), //nolint:gosec // clamped when it was opened
 		}
 		s.seen.Store(m.now())
 		m.sessions[info.ID] = s
@@ -179,7 +195,7 @@ func (m *Master) resume(c *Client, h protocol.Header, req *protocol.HandshakeReq
 	}
 	s.hear(now)
 	s.attach(c)
-	c.push.Store(req.Features&protocol.FeaturePush != 0)
+	c.has(m.featuresOf(req.Features))
 	m.mu.Unlock()
 	m.resendRevokes(s)
 	b, mark := protocol.BeginReply(out, h)
@@ -190,7 +206,7 @@ func (m *Master) resume(c *Client, h protocol.Header, req *protocol.HandshakeReq
 // welcome makes the reply to a HANDSHAKE. The caller holds state.
 func (m *Master) welcome(info *meta.SessionInfo, wanted uint64, resumed bool) *protocol.HandshakeReply {
 	r := &protocol.HandshakeReply{
-		Success: true, Protocol: protocol.Version, Features: wanted & features,
+		Success: true, Protocol: protocol.Version, Features: m.featuresOf(wanted),
 		Session: uint64(info.ID), Secret: info.Secret, Resumed: resumed, TTLMS: info.TTLMS,
 		DefaultLeaseMS: uint64(m.cfg.DefaultLease / time.Millisecond), //nolint:gosec // checked to be positive
 		MaxLeaseMS:     uint64(m.cfg.MaxLease / time.Millisecond),     //nolint:gosec // checked to be positive
@@ -199,9 +215,7 @@ func (m *Master) welcome(info *meta.SessionInfo, wanted uint64, resumed bool) *p
 		Incarnation:  m.machine.Incarnation(),
 	}
 	m.cfg.Describe(r)
-	for _, d := range m.machine.Devices() {
-		r.Devices = append(r.Devices, wireDevice(&d))
-	}
+	r.Devices = m.wireDevices()
 	for _, id := range info.Regions {
 		region, ok := m.machine.Region(id)
 		if !ok || region.State != meta.RegionOwned && region.State != meta.RegionMarked {
@@ -218,8 +232,19 @@ func (m *Master) welcome(info *meta.SessionInfo, wanted uint64, resumed bool) *p
 func wireDevice(d *meta.DeviceInfo) protocol.Device {
 	return protocol.Device{
 		ID: uint64(d.ID), Path: d.Path, UUID: d.UUID, Tier: d.Tier, Coherence: d.Coherence, Size: d.Size,
-		Generation: d.Generation,
+		Generation: d.Generation, Node: d.Node, NUMA: d.NUMA,
 	}
+}
+
+// wireDevices describes all devices, by id, as a leader knows them.
+func (m *Master) wireDevices() []protocol.Device {
+	m.devMu.Lock()
+	defer m.devMu.Unlock()
+	list := make([]protocol.Device, 0, len(m.order))
+	for _, id := range m.order {
+		list = append(list, *m.devices[id])
+	}
+	return list
 }
 
 // openSession queues the opening of a session. An older one of the same instance is in the way unless its client has
@@ -234,7 +259,7 @@ func (m *Master) openSession(
 	ttl = max(ttl, minSessionTTL)
 	cmd := &meta.OpenSession{
 		Instance: req.InstanceID, Tenant: req.Tenant, TTLMS: uint64(ttl / time.Millisecond),
-		Features: req.Features & features, Secret: req.Secret, Replaces: meta.SessionID(req.Replaces),
+		Secret: req.Secret, Replaces: meta.SessionID(req.Replaces),
 		Proof: req.ReplacesSecret,
 		Process: meta.Process{
 			BootID: bootID(req.BootID), PIDNamespace: req.PIDNamespace, PID: req.PID, Start: req.PIDStart,
@@ -246,7 +271,11 @@ func (m *Master) openSession(
 	m.state.RLock()
 	old, open := m.machine.SessionOf(req.InstanceID)
 	info, _ := m.machine.Session(old)
+	cmd.Features = m.featuresOf(req.Features)
 	m.state.RUnlock()
+	if req.Features&^cmd.Features&protocol.FeatureNode != 0 {
+		return m.refuse(out, h, &errNoTiers)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if open && (old != cmd.Replaces || info.Secret != cmd.Proof) {
@@ -355,7 +384,7 @@ func (m *Master) opened(r *request, result []byte) *protocol.HandshakeReply {
 	m.mu.Lock()
 	s := m.know(&info)
 	s.attach(r.client)
-	r.client.push.Store(r.handshake.features&protocol.FeaturePush != 0)
+	r.client.has(m.featuresOf(r.handshake.features))
 	m.mu.Unlock()
 	return m.welcome(&info, r.handshake.features, false)
 }

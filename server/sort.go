@@ -2,6 +2,7 @@ package server
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 )
 
@@ -9,3 +10,6 @@ import (
 func sortBy[T any](s []T, key func(T) uint64) {
 	slices.SortFunc(s, func(a, b T) int { return cmp.Compare(key(a), key(b)) })
 }
+
+// sortedKeys lists the keys of a map in ascending order, so that a simulation repeats exactly.
+func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }

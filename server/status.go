@@ -64,6 +64,15 @@ type DeviceStatus struct {
 	Regions     int    `json:"regions"`
 	Volatile    bool   `json:"volatile"`
 	Generation  string `json:"generation"` // hexadecimal
+	Home        string `json:"home"`       // instance that serves it; "" = the masters do
+	Mode        string `json:"mode"`       // serving, or away: its home is gone
+	LostInMS    uint64 `json:"lost_in_ms"` // while away: when what lies there is given up; 0 = it is
+	Draining    bool   `json:"draining"`   // it is given up: what lies there is moved away
+	Ready       bool   `json:"ready"`      // regions may be given there; leader only
+	Entries     uint64 `json:"entries"`    // entries' locations there, copies included
+	LiveBytes   uint64 `json:"live_bytes"` // of them
+	CopyBytes   uint64 `json:"copy_bytes"` // of the copies among them
+	Tasks       int    `json:"tasks"`      // that copy to it and are not over
 }
 
 // RegionStatus is one region.
@@ -153,11 +162,12 @@ type CheckReport struct {
 	Problems []string        `json:"problems"` // at most maxProblems; empty = all is well
 }
 
-// ForeignDevice is a device that a member of another host has to check.
+// ForeignDevice is a device that a member of another host has to check, or one that a node serves.
 type ForeignDevice struct {
 	ID   uint64 `json:"id"`
 	Path string `json:"path"`
 	Node string `json:"node"` // the host it is attached to
+	Home string `json:"home"` // the node's instance; "" = the masters serve it
 }
 
 // maxProblems bounds a CheckReport: an operator needs examples, not millions of lines.

@@ -25,8 +25,9 @@ const (
 // housekeeping is when the background clock did what last.
 type housekeeping struct {
 	sessions, fences, trim int64
+	nodes                  int64
 	sweeping, freeing      bool // such a command is on its way
-	expiring               bool
+	expiring, homing       bool
 	trimAt                 int
 }
 
@@ -40,10 +41,14 @@ func (m *Master) Tick() {
 	m.state.RLock()
 	m.mu.Lock()
 	var due []push
+	var late []*grant
+	var fences []fencePush
 	if m.leading {
 		m.tickSessions(now)
 		m.tickState(now)
 		due = m.dueRevokes(now, int64(m.cfg.RevokeInterval))
+		late, fences = m.tickNodes(now)
+		m.tickTiers(now)
 		for _, r := range m.parked {
 			if r.wakeAt <= now {
 				m.cfg.Wake()
@@ -54,6 +59,8 @@ func (m *Master) Tick() {
 	m.mu.Unlock()
 	m.state.RUnlock()
 	m.sendRevokes(due)
+	m.sendFences(fences)
+	m.failGrants(late, &errHomeAway)
 	m.tellCleared()
 	m.leases.mu.Lock()
 	if m.touchesDue(now) {
@@ -83,6 +90,7 @@ func (m *Master) tickSessions(now int64) {
 	for _, s := range silent {
 		m.closeSession(s, m.cfg.Host.dead(s.process))
 	}
+	m.tickHomes(now)
 	if now-m.house.fences >= int64(fenceInterval) {
 		m.house.fences = now
 		m.checkFences()

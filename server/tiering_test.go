@@ -1,0 +1,170 @@
+package server
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"larder/meta"
+	"larder/protocol"
+)
+
+// work has nodes carry out what they are told to while time passes.
+func (r *rig) work(d time.Duration, c *testClient, nodes ...*testNode) {
+	r.t.Helper()
+	pages := map[*testNode]protocol.Region{}
+	next := map[*testNode]uint64{}
+	for ; d > 0; d -= 200 * time.Millisecond {
+		r.alive(200*time.Millisecond, c)
+		for _, n := range nodes {
+			n.call(protocol.TypeHeartbeat, protocol.AppendEmpty(nil))
+			for _, task := range n.tasks(0).Tasks {
+				if next[n] == 0 {
+					pages[n] = n.region(8)
+				}
+				n.carryOut(pages[n], next[n], &task)
+				next[n] += task.Total
+			}
+		}
+	}
+}
+
+func TestTheColdEndOfAFullTierIsCopiedBelow(t *testing.T) {
+	r := newTierRig(t)
+	dram, ssd := r.ready("h1", "dram", "1", 16), r.ready("h2", "ssd", "2", 64)
+	c := r.remote("c", "h3")
+	c.store("a", 8)
+	r.work(2*time.Second, c, dram, ssd)
+	require.Empty(t, r.m.machine.Tasks(), "half of it is used: nothing is due")
+
+	c.store("b", 8)
+	r.work(3*time.Second, c, dram, ssd)
+	tasks := r.m.machine.Tasks()
+	require.NotEmpty(t, tasks)
+	require.Equal(t, meta.TaskDemote, tasks[0].Kind)
+	require.Equal(t, meta.DeviceID(ssd.device), tasks[0].Device)
+	require.Equal(t, meta.TaskFinished, tasks[0].State)
+	require.Len(t, c.lookup("a0")[0].Copies, 1, "the coldest entries")
+	require.Empty(t, c.lookup("b7")[0].Copies)
+
+	n := len(r.m.machine.Tasks())
+	r.work(3*time.Second, c, dram, ssd)
+	require.Len(t, r.m.machine.Tasks(), n, "and that is enough")
+}
+
+func TestADeviceThatCanTakeNothingIsLeftAlone(t *testing.T) {
+	r := newTierRig(t)
+	dram, ssd := r.ready("h1", "dram", "1", 8), r.ready("h2", "ssd", "2", 64)
+	c := r.remote("c", "h3")
+	c.store("a", 8)
+	r.alive(time.Second, c, dram.testClient, ssd.testClient)
+	task := ssd.tasks(0).Tasks[0]
+	failed := protocol.TaskDoneRequest{Mutation: ssd.next(), Task: task.ID, Done: task.Total, Failed: task.Total}
+	require.True(t, success(t, ssd.call(protocol.TypeTaskDone, failed.Append(nil))))
+	r.alive(5*time.Second, c, dram.testClient, ssd.testClient)
+	require.Empty(t, ssd.tasks(0).Tasks)
+	r.alive(10*time.Second, c, dram.testClient, ssd.testClient)
+	require.NotEmpty(t, ssd.tasks(0).Tasks, "not for ever")
+}
+
+func TestADeviceIsDrainedByMovingWhatLiesThere(t *testing.T) {
+	r := newTierRig(t)
+	old, other := r.ready("h1", "dram", "1", 8), r.ready("h2", "dram", "2", 16)
+	c := r.remote("c", "h3")
+	region := c.storeOn(old.device, "k", 4)
+	unused := c.alloc(protocol.AllocRequest{Size: 2 * testPage, PageSize: testPage, Device: old.device})
+	require.NoError(t, unused.Err())
+
+	r.do(&meta.SetDevice{Device: meta.DeviceID(old.device), Draining: true})
+	r.alive(time.Second, c, old.testClient, other.testClient)
+	push := c.revoked()
+	require.Equal(t, unused.Region.RegionID, push.RegionID, "nothing lies there: its owner is asked at once")
+	c.revokeDone(push)
+
+	r.work(2*time.Second, c, old, other)
+	for _, hit := range c.lookup("k0", "k1", "k2", "k3") {
+		require.Equal(t, other.device, hit.Device)
+		require.Empty(t, hit.Copies)
+	}
+	push = c.revoked()
+	require.Equal(t, region.RegionID, push.RegionID)
+	c.revokeDone(push)
+	r.alive(3*time.Second, c, old.testClient, other.testClient)
+	require.Zero(t, r.deviceInfo(old.device).Regions)
+	for _, task := range r.m.machine.Tasks() {
+		require.Equal(t, meta.TaskDrain, task.Kind)
+		require.Equal(t, meta.TaskFinished, task.State)
+	}
+}
+
+// revoked is the last REVOKE that has come: they are repeated.
+func (c *testClient) revoked() (p protocol.RevokePush) {
+	c.r.t.Helper()
+	b := c.pushed(protocol.TypeRevoke)
+	for last := b; last != nil; last = c.pushed(protocol.TypeRevoke) {
+		b = last
+	}
+	require.NoError(c.r.t, p.Decode(b))
+	return p
+}
+
+func (c *testClient) revokeDone(p protocol.RevokePush) {
+	c.r.t.Helper()
+	req := protocol.RevokeDoneRequest{Mutation: c.next(), RegionID: p.RegionID, Epoch: p.Epoch}
+	require.True(c.r.t, success(c.r.t, c.call(protocol.TypeRevokeDone, req.Append(nil))))
+}
+
+func TestWhatLiesElsewhereNeedNotBeMoved(t *testing.T) {
+	r, dram, ssd, c := twoTiers(t)
+	c.store("k", 2)
+	c.copyKeys(protocol.CopyRequest{Device: ssd.device}, "k0", "k1")
+	ssd.carryOut(ssd.region(4), 0, &ssd.tasks(0).Tasks[0])
+	before := len(r.m.machine.Tasks())
+	r.do(&meta.SetDevice{Device: meta.DeviceID(dram.device), Draining: true})
+	r.alive(time.Second, c, dram.testClient, ssd.testClient)
+	require.Len(t, r.m.machine.Tasks(), before)
+	require.NotNil(t, c.pushed(protocol.TypeRevoke))
+	require.Equal(t, ssd.device, c.lookup("k0")[0].Device)
+}
+
+func TestADrainThatIsCalledOffEnds(t *testing.T) {
+	r, dram, ssd, c := twoTiers(t)
+	c.store("k", 2)
+	r.do(&meta.SetDevice{Device: meta.DeviceID(dram.device), Draining: true})
+	r.alive(time.Second, c, dram.testClient, ssd.testClient)
+	require.Len(t, ssd.tasks(0).Tasks, 1)
+	r.do(&meta.SetDevice{Device: meta.DeviceID(dram.device)})
+	r.alive(time.Second, c, dram.testClient, ssd.testClient)
+	require.Empty(t, ssd.tasks(0).Tasks, "what is planned is not to be done any more")
+}
+
+func TestADeviceIsGivenAFewTasksAtATime(t *testing.T) {
+	r := newTierRig(t)
+	dram, ssd := r.ready("h1", "dram", "1", 64), r.ready("h2", "ssd", "2", 128)
+	c := r.remote("c", "h3")
+	for range maxTasksPerTarget {
+		r.do(&meta.AddTask{TaskKind: meta.TaskDemote, Device: meta.DeviceID(ssd.device), Items: []meta.Victim{{}}})
+	}
+	c.store("k", 64)
+	r.alive(2*time.Second, c, dram.testClient, ssd.testClient)
+	require.Len(t, r.m.machine.Tasks(), maxTasksPerTarget, "though much is to be copied")
+	first := r.m.machine.Tasks()[0]
+	done := protocol.TaskDoneRequest{Mutation: ssd.next(), Task: uint64(first.ID), Done: 1, Skipped: 1}
+	require.True(t, success(t, ssd.call(protocol.TypeTaskDone, done.Append(nil))))
+	r.alive(2*time.Second, c, dram.testClient, ssd.testClient)
+	require.Len(t, r.m.machine.Tasks(), maxTasksPerTarget+1)
+}
+
+func TestANewLeaderPlansNothingBeforeItKnowsWhatIsLeased(t *testing.T) {
+	r, dram, ssd, c := twoTiers(t)
+	c.store("k", 8)
+	r.m.OnLeadership(false, 0)
+	r.elect()
+	dram.serve()
+	ssd.serve()
+	r.pass(900 * time.Millisecond)
+	require.Empty(t, r.m.machine.Tasks())
+	r.alive(time.Second, c, dram.testClient, ssd.testClient)
+	require.NotEmpty(t, r.m.machine.Tasks())
+}
