@@ -21,6 +21,9 @@ const (
 	// stuckPause is how long the allocator waits, when the pool has no victim, for this client's own stores in progress
 	// to make some.
 	stuckPause = 5 * time.Millisecond
+	// maxNoAccess is how many regions in a row may turn out to be out of reach before stores fail: with each of them
+	// another device is asked for.
+	maxNoAccess = 4
 )
 
 // want is a wish for pages: for each item of a store the run that it needs. Fields belong to pool.mu while it is in
@@ -83,6 +86,30 @@ func (p *pool) take(w *want) bool {
 		w.runs[i] = t
 	}
 	p.busy += need
+	return true
+}
+
+// takeFast gives w all that it needs of what is free in tiers that are worth a promotion, or nothing.
+func (p *pool) takeFast(w *want) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.wakeResting()
+	if len(p.queue) > 0 {
+		return false
+	}
+	for i, n := range w.pages {
+		t, ok := p.takeWhere(p.list, n, func(r *region) bool { return r.dev.tier != slowTier })
+		if !ok {
+			for j := range i {
+				p.release(w.runs[j])
+				p.busy -= w.runs[j].n
+				w.runs[j] = run{}
+			}
+			return false
+		}
+		p.busy += n
+		w.runs[i] = t
+	}
 	return true
 }
 
@@ -264,6 +291,7 @@ func (a *allocator) batch(m *allocMsg) []*want {
 		InstanceID: cfg.Instance, PageSize: cfg.PageSize, RunPages: uint64(long), //nolint:gosec // positive
 		Size:  max(cfg.RegionSize, uint64(long)*cfg.PageSize), //nolint:gosec // positive
 		Evict: true, Whole: a.whole, Tier: cfg.Tier, TimeoutMS: uint64(allocWait / time.Millisecond),
+		Near: cfg.Near, Avoid: a.c.avoided(), Device: a.c.only.Load(),
 	}
 	free := 0
 	for _, r := range p.list {
@@ -308,11 +336,17 @@ func (a *allocator) ask() {
 		return
 	}
 	got, err := c.takeIn(s, &m.rep)
-	if err != nil {
+	switch {
+	case errors.Is(err, errNoAccess) && a.stuck < maxNoAccess:
+		c.cfg.Logger.Warn("cannot use a region", slog.Any("error", err))
+		a.pause(backoff(a.stuck))
+		a.stuck++ // the next one comes from another device if there is one, see avoided
+	case err != nil:
 		a.p.refuse(batch, err)
-		return
+		a.stuck = 0
+	default:
+		a.share(batch, &m.rep, got)
 	}
-	a.share(batch, &m.rep, got)
 }
 
 // share gives each wish what the master said of its keys, and serves those that can be.
@@ -402,9 +436,15 @@ func (c *Client) takeIn(s *session, rep *protocol.AllocReply) (pages int, err er
 	return pages + len(rep.Evicted), nil
 }
 
-// addRegion maps a region that a master gave and makes its pages available. A region that the client had under an
+// addRegion opens a region that a master gave and makes its pages available. A region that the client had under an
 // earlier epoch was emptied whole: its old writers end first.
 func (c *Client) addRegion(s *session, given *protocol.Region) error {
+	return c.addRegionAs(s, given, false, nil)
+}
+
+// addRegionAs is addRegion of a region that is for replicas alone, if second, or in which entries lie: occupied has the
+// offset and the length of each.
+func (c *Client) addRegionAs(s *session, given *protocol.Region, second bool, occupied []uint64) error {
 	p := c.pool
 	if given.PageSize == 0 {
 		given.PageSize = c.cfg.PageSize
@@ -435,7 +475,7 @@ func (c *Client) addRegion(s *session, given *protocol.Region) error {
 		return fmt.Errorf("%w: device %d of the pool, or its present generation, is not to be found on this host",
 			ErrConfig, given.Device)
 	}
-	r, err := newRegion(given, c.cfg.PageSize, dev, c.cfg.Prefault)
+	r, err := c.openRegion(s, given, dev)
 	if err != nil {
 		dev.drop()
 		c.returnRegion(s, *given)
@@ -447,6 +487,8 @@ func (c *Client) addRegion(s *session, given *protocol.Region) error {
 		r.unmap() // taken away while it was being mapped
 		return nil
 	}
+	r.second = second
+	r.occupy(occupied)
 	p.add(r)
 	c.cfg.Logger.Debug("region", slog.Uint64("region_id", r.id), slog.Uint64("bytes", r.length))
 	return nil

@@ -39,6 +39,8 @@ type Client struct {
 	hint          string // where the leader is said to be; used once
 	left          string // the master that was left last: the others come first; used once
 	members       []protocol.Member
+	poolID        [16]byte
+	incarnation   uint64
 	leader        uint64 // the member that was connected to last; 0 = none yet
 	lastErr       error
 
@@ -49,11 +51,18 @@ type Client struct {
 
 	leases  leaseBag
 	viewMu  sync.Mutex
-	views   map[*Views]struct{}
+	holds   map[*hold]struct{}
 	lookups sync.Pool // of *lookupMsg
+	fetches sync.Pool // of *fetch
 	stores  sync.Pool // of *storeOp
 
-	counters counters
+	only atomic.Uint64 // see UseDevice
+
+	counters   counters
+	handlers   handlers
+	promotions promotions
+	seconds    seconds
+	news       sessionNews // under linkMu
 }
 
 // Open connects to a pool and opens a session. It waits until a leader has answered, or ctx is over, or, if ctx has no
@@ -67,12 +76,16 @@ func Open(ctx context.Context, cfg Config) (*Client, error) {
 	c := &Client{
 		cfg: cfg, life: life, end: end, addrs: cfg.Addrs,
 		needLink: make(chan struct{}, 1), keepNow: make(chan struct{}, 1), linkChanged: make(chan struct{}),
-		devices: newDevices(&cfg), pool: newPool(cfg.Clock), views: make(map[*Views]struct{}),
+		devices: newDevices(&cfg), pool: newPool(cfg.Clock), holds: make(map[*hold]struct{}),
 	}
+	c.promotions.queue = make(chan promotion, maxPromotions)
 	c.lookups.New = func() any { return new(lookupMsg) }
+	c.fetches.New = func() any { return new(fetch) }
 	c.stores.New = func() any { return new(storeOp) }
+	c.only.Store(cfg.Device)
 	c.needLink <- struct{}{}
-	c.wg.Add(3)
+	c.wg.Add(4)
+	go c.promoter()
 	go c.connector() //nolint:contextcheck // lives as long as the client, not as the call
 	go c.keeper()    //nolint:contextcheck // the same
 	go c.allocator()
@@ -140,6 +153,21 @@ func (c *Client) shut(why error) {
 
 // Instance returns the name under which the pool knows this client.
 func (c *Client) Instance() string { return c.cfg.Instance }
+
+// Session returns the number of the present session.
+func (c *Client) Session() uint64 { return c.sess.Load().id }
+
+// Pool returns the id of the pool and its incarnation, as the leader that was connected to last named them. The incarnation
+// changes when the pool was restored to an earlier state.
+func (c *Client) Pool() (id [16]byte, incarnation uint64) {
+	c.linkMu.Lock()
+	defer c.linkMu.Unlock()
+	return c.poolID, c.incarnation
+}
+
+// UseDevice names the only device where regions are to lie that the client asks for from now on, in place of Config.Device.
+// 0: any. Regions that it has stay.
+func (c *Client) UseDevice(id uint64) { c.only.Store(id) }
 
 // PageSize returns the granularity of stores in bytes.
 func (c *Client) PageSize() uint64 { return c.cfg.PageSize }

@@ -938,7 +938,7 @@ func TestManyClientsManyKeysNoWrongByte(t *testing.T) {
 	f.limit = 2
 	var wg sync.WaitGroup
 	for n := range 3 {
-		c := f.open(t, func(cfg *Config) { cfg.Instance = fmt.Sprint("c", n); cfg.Conns = 1 + n })
+		c := f.open(t, func(cfg *Config) { cfg.Instance, cfg.Conns, cfg.Timeout = fmt.Sprint("c", n), 1+n, time.Minute })
 		for w := range 4 {
 			wg.Go(func() {
 				r := rand.New(rand.NewPCG(uint64(n), uint64(w)))

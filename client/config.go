@@ -10,6 +10,7 @@ import (
 
 	"larder/cxl"
 	"larder/protocol"
+	"larder/transfer"
 )
 
 // Defaults of Config.
@@ -23,6 +24,8 @@ const (
 	MinPageSize = 4096
 	// MaxConns bounds the connections of one client: one is enough for latency, and four saturate a server.
 	MaxConns = 16
+	// slowTier is the tier that values are promoted from.
+	slowTier = "ssd"
 )
 
 // Config says where the masters are and how a client behaves. Only Addrs is needed.
@@ -49,6 +52,25 @@ type Config struct {
 	// Tier is the tier of memory that this client's regions are preferred to lie in: cxl, dram or ssd. Where that has no
 	// room they come from another. Empty: any.
 	Tier string
+	// Replicas is on how many nodes each value is stored, as far as they have room. 0: one. WithReplicas overrides it.
+	// WriteThrough, if not empty, is the tier where one of the replicas lies: with it each value is stored at least there and
+	// where the client's regions are. What PutLayers stores in regions that are not mapped here has no replicas.
+	Replicas     int
+	WriteThrough string
+	// Near are names of hosts, of their NUMA nodes (host/0), or of devices (#3) where this client's regions are to lie
+	// if there is room, the first of them most. Empty: this host. Avoid are those that are taken only if nothing else will
+	// do. At most protocol.MaxPlaces each.
+	Near, Avoid []string
+	// Device is the only device where this client's regions may lie. 0: any.
+	Device uint64
+	// NoPromote declines to copy values to this client's own memory that were read from a slow tier and that the leader
+	// wants in a faster one.
+	NoPromote bool
+	// Transfer is the engine by which devices are reached that are not mapped here; it stays the caller's, who closes it
+	// after the client. nil: the client makes one that listens nowhere when it needs it.
+	Transfer *transfer.Engine
+	// TransferToken is what nodes demand to know of the client's own engine; Transfer has been given one of its own.
+	TransferToken string
 	// OnRevoke, if not nil, hears once of each region that was taken away, after the client has given it up. It must not
 	// block, nor call Close, which waits for it. What Close returns to the pool is not taken away.
 	OnRevoke func(Revoked)
@@ -57,6 +79,18 @@ type Config struct {
 	// each, so that two may come in any order. It is news and no more: one that is lost with a connection or a leader is not
 	// repeated, though nothing of what was cleared is served in any case. It must not block, nor call Close.
 	OnClear func(Cleared)
+	// Home makes the sessions those of a device's home, see docs/TIERS.md: what a node serves. Regions that the instance had
+	// in an earlier session stay its own.
+	Home bool
+	// OnSession, if not nil, hears of each connection to a leader but the first one, which Open waits for: a leader that has
+	// just been elected knows what a home has attached only when it is told again. resumed is false if the session is another
+	// one. Calls do not overlap; connections that are made during a call are one more call. It must not call Close.
+	OnSession func(resumed bool)
+	// OnGrant, OnFence and OnTasks, if not nil, hear of what a home is asked to do, in goroutines of their own; Granted and
+	// Fenced answer. At most maxPushes of a kind are carried out at a time. They must not call Close.
+	OnGrant func(protocol.GrantPush)
+	OnFence func(protocol.FencePush)
+	OnTasks func(protocol.TasksPush)
 	// Timeout bounds a call whose context has no deadline, retries included. 0: DefaultTimeout.
 	Timeout time.Duration
 	// CallTimeout bounds one attempt: a master that does not answer for so long is taken for lost. 0:
@@ -101,6 +135,9 @@ func (cfg Config) withDefaults() (Config, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	if len(cfg.Near) == 0 && cfg.Device == 0 {
+		cfg.Near = []string{cxl.HostName()}
+	}
 	if cfg.Clock == nil {
 		cfg.Clock = cxl.Boottime
 	}
@@ -121,6 +158,11 @@ func (cfg Config) withDefaults() (Config, error) {
 		"Instance and Tenant are at most %d bytes", protocol.MaxNameBytes)
 	say(!slices.Contains([]string{"", "cxl", "dram", "ssd"}, cfg.Tier),
 		"Tier %q is none of cxl, dram, ssd: leave it empty for any", cfg.Tier)
+	say(len(cfg.Near) > protocol.MaxPlaces || len(cfg.Avoid) > protocol.MaxPlaces, "Near and Avoid name at most %d places each",
+		protocol.MaxPlaces)
+	say(cfg.Replicas < 0 || cfg.Replicas > 1+protocol.MaxCopies, "Replicas %d is not in 1..%d", cfg.Replicas, 1+protocol.MaxCopies)
+	say(!slices.Contains([]string{"", "cxl", "dram", "ssd"}, cfg.WriteThrough),
+		"WriteThrough %q is none of cxl, dram, ssd: leave it empty for none", cfg.WriteThrough)
 	for _, a := range cfg.Addrs {
 		say(!strings.HasPrefix(a, unixScheme) && !strings.Contains(a, ":"),
 			"address %q is neither host:port nor unix:/path", a)

@@ -8,7 +8,11 @@ type counters struct {
 	retries, reconnects, unknown, serverErrors, suspended, sessionsLost atomic.Uint64
 	shortages, allocs, evicted, freed, revoked, restarts                atomic.Uint64
 	late, checksumFaults, generationMisses, truncated, leasesDropped    atomic.Uint64
+	layersSent                                                          atomic.Uint64
+	copied, promoted, notPromoted, replicas                             atomic.Uint64
+	remoteReads, remoteFaults, fallovers                                atomic.Uint64
 	leaderChanges                                                       atomic.Uint64
+	tiers                                                               [3]atomic.Uint64
 	phases                                                              [4]atomic.Uint64
 }
 
@@ -20,6 +24,7 @@ type Stats struct {
 	Deduplicated uint64 // values that were there already
 	BytesRead    uint64
 	BytesWritten uint64
+	ByTier       [3]uint64 // values read, repetitions included, from cxl, dram and ssd
 
 	Allocs    uint64    // REQUEST_ALLOCs
 	ByPhase   [4]uint64 // those that brought memory: from free space, own entries, departed owners, other clients
@@ -42,10 +47,31 @@ type Stats struct {
 	GenerationMisses uint64 // locations whose device has lost its bytes, or is not to be found
 	Truncated        uint64 // reads of mapped bytes that were gone
 
+	Copied       uint64 // copies of entries that CopyIn and promotions have added
+	Promoted     uint64 // of those, the ones that the leader wanted when the entry was read
+	NotPromoted  uint64 // wishes of that kind that were declined: there was no free page, or too much to do
+	Replicas     uint64 // copies that were stored together with their entries
+	LayersSent   uint64 // layers of values sent to Receivers
+	RemoteReads  uint64 // values read from devices that are not mapped here
+	RemoteFaults uint64 // reads from and writes to such devices that failed
+	Fallovers    uint64 // reads that went on at another location of the same entry
+
 	Regions   int
 	Bytes     uint64 // of the regions
 	FreePages int
 	InFlight  int // mutations without an answer
+}
+
+// readFrom counts a value that was read from a device.
+func (n *counters) readFrom(d *device) {
+	switch d.tier {
+	case "dram":
+		n.tiers[1].Add(1)
+	case slowTier:
+		n.tiers[2].Add(1)
+	default:
+		n.tiers[0].Add(1)
+	}
 }
 
 // Stats returns the client's counters.
@@ -60,10 +86,16 @@ func (c *Client) Stats() Stats {
 		ServerErrors: n.serverErrors.Load(),
 		Unknown:      n.unknown.Load(), Suspended: n.suspended.Load(), SessionsLost: n.sessionsLost.Load(),
 		Late: n.late.Load(), ChecksumFaults: n.checksumFaults.Load(), GenerationMisses: n.generationMisses.Load(),
-		Truncated: n.truncated.Load(),
+		Truncated: n.truncated.Load(), RemoteReads: n.remoteReads.Load(), RemoteFaults: n.remoteFaults.Load(),
+		Fallovers:  n.fallovers.Load(),
+		LayersSent: n.layersSent.Load(),
+		Copied:     n.copied.Load(), Promoted: n.promoted.Load(), NotPromoted: n.notPromoted.Load(), Replicas: n.replicas.Load(),
 	}
 	for i := range s.ByPhase {
 		s.ByPhase[i] = n.phases[i].Load()
+	}
+	for i := range s.ByTier {
+		s.ByTier[i] = n.tiers[i].Load()
 	}
 	if sess := c.sess.Load(); sess != nil {
 		s.InFlight = sess.window.inFlight()
@@ -71,8 +103,8 @@ func (c *Client) Stats() Stats {
 	p := c.pool
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s.Regions, s.FreePages = len(p.list), p.nfree
-	for _, r := range p.list {
+	s.Regions, s.FreePages = len(p.regions), p.nfree
+	for _, r := range p.regions {
 		s.Bytes += r.length
 	}
 	return s

@@ -21,18 +21,32 @@ import (
 // replaced, or its header not yet been written.
 const reopenEvery = 50e6
 
-// device is an open device with all of its data mapped for reading. Regions are mapped for writing on their own, so
-// that taking one away never disturbs a reader.
+// device is an open device with all of its data mapped for reading, or one that is far. Regions are mapped for writing on
+// their own, so that taking one away never disturbs a reader.
 type device struct {
-	id   uint64
-	dev  *cxl.Device
-	read *cxl.Mapping
-	data []byte       // everything behind the header
-	refs atomic.Int64 // users, and one while it is in the table
+	id         uint64
+	tier, node string
+	dev        *cxl.Device
+	read       *cxl.Mapping
+	data       []byte       // everything behind the header
+	far        *remote      // how it is reached; nil if it is mapped
+	refs       atomic.Int64 // users, and one while it is in the table
+	failures   atomic.Int64 // transfers in a row
+	avoid      atomic.Int64 // until when, on Config.Clock, other devices are preferred
 }
 
-// generation is the device's present one; 0 if its bytes may be lost.
-func (d *device) generation() uint64 { return d.dev.Generation() }
+// generation is the device's present one; 0 if its bytes may be lost. What is known of a far one is what the leader said
+// last, and whether the node still has the buffer that was valid then.
+func (d *device) generation() uint64 {
+	switch {
+	case d.far == nil:
+		return d.dev.Generation()
+	case d.far.stale.Load():
+		return 0
+	default:
+		return d.far.generation
+	}
+}
 
 // hold adds a user. It fails if the last has gone already.
 func (d *device) hold() bool {
@@ -50,6 +64,10 @@ func (d *device) hold() bool {
 // drop ends a use. After the last one the device is unmapped and closed.
 func (d *device) drop() {
 	if d.refs.Add(-1) > 0 {
+		return
+	}
+	if d.far != nil {
+		d.far.carrier.drop(d.far.seg)
 		return
 	}
 	_ = d.read.Close() // unmapping fails only for a range that is none
@@ -74,6 +92,7 @@ type devices struct {
 	prefault bool
 	clock    func() int64
 	log      *slog.Logger
+	carrier  *carrier
 
 	table atomic.Pointer[map[uint64]*device]
 
@@ -82,12 +101,16 @@ type devices struct {
 	infos  map[uint64]protocol.Device
 	tried  map[uint64]int64 // when each was last opened
 	closed bool
+
+	asking   chan struct{} // a token for who asks the leader what devices there are
+	asked    atomic.Int64  // when that was last begun
+	answered int64         // when the leader last said it; whose token it is
 }
 
 func newDevices(cfg *Config) *devices {
 	d := &devices{
-		prefault: cfg.Prefault, clock: cfg.Clock, log: cfg.Logger,
-		infos: make(map[uint64]protocol.Device), tried: make(map[uint64]int64),
+		prefault: cfg.Prefault, clock: cfg.Clock, log: cfg.Logger, carrier: newCarrier(cfg),
+		infos: make(map[uint64]protocol.Device), tried: make(map[uint64]int64), asking: make(chan struct{}, 1),
 	}
 	d.table.Store(&map[uint64]*device{})
 	return d
@@ -101,15 +124,55 @@ func (d *devices) learn(pool string, list []protocol.Device) {
 		d.pool = id
 	}
 	for i := range list {
-		d.infos[list[i].ID] = list[i]
+		info := &list[i]
+		if old := d.infos[info.ID]; old.Generation != info.Generation || old.Path != info.Path {
+			delete(d.tried, info.ID)
+		}
+		d.infos[info.ID] = *info
+		dev := (*d.table.Load())[info.ID]
+		if dev == nil || dev.far == nil || dev.far.is(info) {
+			continue
+		}
+		table := maps.Clone(*d.table.Load())
+		delete(table, info.ID)
+		d.table.Store(&table)
+		delete(d.tried, info.ID)
+		if dev.far.generation != info.Generation {
+			dev.far.stale.Store(true) // what is being read from it does not count
+		}
+		dev.drop()
 	}
 }
 
-func (d *devices) known(id uint64) bool {
+// news says whether the leader can know more of a device than this client does.
+type news int
+
+const (
+	newsNone    news = iota
+	newsMaybe        // it is not mapped, and its node may have come back
+	newsCertain      // a location names a device or a generation that the leader has not told of yet
+)
+
+// wants says whether the leader is to be asked what devices there are, for one whose bytes are not to be had.
+func (d *devices) wants(id, generation uint64) news {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	_, ok := d.infos[id]
-	return ok
+	info, ok := d.infos[id]
+	dev := (*d.table.Load())[id]
+	switch {
+	case !ok || info.Generation != generation:
+		return newsCertain
+	case dev == nil || dev.far != nil:
+		return newsMaybe
+	default:
+		return newsNone
+	}
+}
+
+// mapped reports whether a device is mapped here.
+func (d *devices) mapped(id uint64) bool {
+	dev := (*d.table.Load())[id]
+	return dev != nil && dev.far == nil
 }
 
 // get returns the device with this id and generation, held for the caller; nil if there is none here whose bytes are
@@ -119,7 +182,9 @@ func (d *devices) get(id, generation uint64) *device {
 		return dev
 	}
 	dev, err := d.reopen(id, generation)
-	if err != nil {
+	switch {
+	case errors.Is(err, errNotServed): // that passes, and is told where it began
+	case err != nil:
 		d.log.Warn("cannot use a device of the pool", slog.Uint64("device", id), slog.Any("error", err))
 	}
 	return dev
@@ -131,6 +196,9 @@ func (d *devices) reopen(id, generation uint64) (*device, error) {
 	old := (*d.table.Load())[id]
 	if old != nil && old.generation() == generation && old.hold() {
 		return old, nil // somebody else was faster
+	}
+	if old != nil && old.far != nil {
+		return nil, nil //nolint:nilnil // the leader has said nothing else of it yet: see learn
 	}
 	now := d.clock()
 	if t, ok := d.tried[id]; d.closed || ok && now-t < reopenEvery {
@@ -157,9 +225,30 @@ func (d *devices) reopen(id, generation uint64) (*device, error) {
 	return dev, nil
 }
 
-// open opens and maps a device: at the path that the master knows it by, or, on another host, wherever a device with
-// its identity is.
+// errNotServed says that a device which nobody maps has no node at the moment.
+var errNotServed = errors.New("its node is away")
+
+// open opens a device: maps it, or, if that cannot be and a node serves it, makes it one that is reached by transfer.
 func (d *devices) open(info *protocol.Device) (*device, error) {
+	switch served := info.Endpoint != nil && info.Endpoint.Engine != ""; {
+	case !served && info.Path == "":
+		return nil, fmt.Errorf("device %d: %w", info.ID, errNotServed)
+	case !served:
+		return d.openMapped(info)
+	}
+	if info.Path != "" && !info.Endpoint.Storage {
+		if dev, err := d.openMapped(info); err == nil && dev.generation() == info.Generation {
+			return dev, nil
+		} else if err == nil {
+			dev.drop() // a file of another time
+		}
+	}
+	return d.carrier.openFar(info)
+}
+
+// openMapped opens and maps a device: at the path that the master knows it by, or, on another host, wherever a device with
+// its identity is.
+func (d *devices) openMapped(info *protocol.Device) (*device, error) {
 	want := cxl.Expect{DeviceID: info.ID}
 	if id, err := parseID(info.UUID); err == nil {
 		want.Device = id // which no device of another pool has
@@ -181,7 +270,7 @@ func (d *devices) open(info *protocol.Device) (*device, error) {
 	if err != nil {
 		return nil, errors.Join(err, dev.Close())
 	}
-	opened := &device{id: info.ID, dev: dev, read: m, data: m.Bytes()}
+	opened := &device{id: info.ID, tier: info.Tier, node: info.Node, dev: dev, read: m, data: m.Bytes()}
 	opened.refs.Store(1)
 	return opened, nil
 }
@@ -218,11 +307,12 @@ func findDevice(want cxl.Expect) (path string, ok bool) {
 // close gives all devices up. Those in use go when their last user is done.
 func (d *devices) close() {
 	d.mu.Lock()
-	defer d.mu.Unlock()
 	d.closed = true
 	for _, dev := range *d.table.Swap(&map[uint64]*device{}) {
 		dev.drop()
 	}
+	d.mu.Unlock()
+	d.carrier.close()
 }
 
 // parseID reads 16 bytes in hexadecimal, with or without dashes.
@@ -235,20 +325,66 @@ func parseID(s string) (id [16]byte, err error) {
 	return id, nil
 }
 
-// device returns the device of a location, held; nil if its bytes are not to be had. A device that joined after the
-// last HANDSHAKE is asked for.
+// device returns the device of a location, held; nil if its bytes are not to be had. A device that joined, or whose node
+// came back, after the last HANDSHAKE is asked for.
 func (c *Client) device(ctx context.Context, id, generation uint64) *device {
-	if d := c.devices.get(id, generation); d != nil || c.devices.known(id) {
+	d := c.devices.get(id, generation)
+	if d != nil {
 		return d
 	}
+	why := c.devices.wants(id, generation)
+	if why == newsNone || !c.askDevices(ctx, why == newsCertain) {
+		return nil
+	}
+	return c.devices.get(id, generation)
+}
+
+// failed notes that a transfer to or from a device failed. Its node may be back as another process: if it cannot be
+// reached the leader is asked in the background.
+func (c *Client) failed(dev *device, err error) {
+	now := c.cfg.Clock()
+	dev.failed(now, err)
+	if dev.far.stale.Load() {
+		return // who reads asks at once
+	}
+	if last := c.devices.asked.Load(); now-last >= askEvery && c.devices.asked.CompareAndSwap(last, now) {
+		c.spawn(func() { c.askDevices(c.life, true) })
+	}
+}
+
+// askEvery is how often, in ns, the leader is asked again about devices of which it has told all that a reader can know:
+// a node that comes back is found that late.
+const askEvery = 100e6
+
+// askDevices asks the leader what devices there are. Many who need to know share one HANDSHAKE; unless there is certain
+// to be news, there is at most one in askEvery. It reports whether there may be news.
+func (c *Client) askDevices(ctx context.Context, certain bool) bool {
+	d := c.devices
+	came := c.cfg.Clock()
+	if !certain && came-d.asked.Load() < askEvery {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.CallTimeout)
+	defer cancel()
+	select {
+	case d.asking <- struct{}{}:
+		defer func() { <-d.asking }()
+	case <-ctx.Done():
+		return false
+	}
+	if d.answered > came {
+		return true
+	}
+	d.asked.Store(came)
 	cn, err := c.conn(ctx)
 	if err != nil {
-		return nil
+		return false
 	}
-	reply, _, err := c.sendHandshake(ctx, cn, c.handshakeRequest(cn.sess.Load()))
+	reply, sentAt, err := c.sendHandshake(ctx, cn, c.handshakeRequest(cn.sess.Load()))
 	if err != nil {
-		return nil
+		return false
 	}
-	c.devices.learn(reply.Pool, reply.Devices)
-	return c.devices.get(id, generation)
+	d.answered = sentAt
+	d.learn(reply.Pool, reply.Devices)
+	return true
 }

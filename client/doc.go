@@ -9,6 +9,8 @@
 //	Alloc, Store           fill memory of the pool in place, then register it
 //	Get, GetBatch          copies of values
 //	View, ViewBatch        values in place; what was read counts only if Close returns nil
+//	PutLayers, GetLayers   values layer by layer, while the others are being computed or used
+//	Send, Receive          the same from one instance to another, past the pool
 //	Exists, PrefixMatch    whether something is held, without reading it
 //	Delete, Pin, Clear     what becomes of entries
 //
@@ -24,6 +26,27 @@
 // stores that were under way there to another region, and puts private memory in the place of what open Allocs point
 // to. When the leader has not answered for the session's TTL it suspends stores until the session is confirmed. A page
 // whose REGISTER was sent and not answered is neither reused nor freed until its fate is known.
+//
+// # Tiers and nodes
+//
+// What this process cannot map, because another host has it or because it is a disk, it reads and writes by transfer: see
+// package transfer, and Config.Transfer. Reads of a call go out as one batch, under leases that are renewed until the bytes are
+// here. The owner of such a region asks for its handle once; a page to which a transfer may still write is neither used nor
+// given up. A View of such an entry is a copy.
+//
+// An entry may lie at several places. Readers take the one that costs the least, memory before a neighbour's memory before
+// another host's before a disk, those that have failed lately last, and go on at the next under the same lease. Writers may
+// have replicas on other nodes or in another tier: Config.Replicas, Config.WriteThrough. What is read from a disk and wanted
+// faster is copied in the background into pages that are free; what nodes copy for the pool, CopyIn copies.
+//
+// # From prefill to decode
+//
+// The decode instance makes memory ready with Receive, and passes the Ticket on to the prefill instance, as the serving
+// engines pass everything else on: it names the memory, and is as good as a key to it. The sender writes each layer there as
+// it is computed, and then tells the receiver by a notification of the transfer engines: it comes after the bytes, and wakes
+// who waits, where a word in memory would have to be watched. The decode begins when the last layer is there. The value lies in
+// the receiver's own memory, not in a region, since a region can be taken away at any time; Store copies it into the pool and
+// registers it, once. Either end may give up: the sender tells the receiver, and a closed receiver lets nothing land any more.
 //
 // # Errors
 //

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"larder/client"
+	"larder/transfer"
 )
 
 // It is compiled and not run: it needs a server at this address.
@@ -110,3 +111,77 @@ func ExamplePrefixHashes() {
 func load([]byte) {}
 
 func compute(int) []byte { return make([]byte, 1<<20) }
+
+// A prefill instance stores a prompt's cache layer by layer, while it computes the next one.
+func ExampleClient_PutLayers() {
+	ctx := context.Background()
+	c, err := client.Open(ctx, client.Config{Addrs: []string{"127.0.0.1:7400"}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	w, err := c.PutLayers(ctx, []byte("llama/prompt-7"), []int{1 << 20, 1 << 20, 1 << 20})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for i := range 3 {
+		if err := w.Launch(i, compute(i)); err != nil {
+			w.Abort()
+			log.Fatal(err)
+		}
+	}
+	if _, err := w.Finish(ctx); err != nil { // nobody sees any of it before
+		log.Fatal(err)
+	}
+}
+
+// A decode instance receives a prompt's cache from a prefill instance. Both lines of the ticket's way are the engines' own.
+func ExampleClient_Receive() {
+	ctx := context.Background()
+	engine, err := transfer.New(transfer.Config{Listen: []string{"10.0.0.7:0"}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	decode, err := client.Open(ctx, client.Config{Addrs: []string{"127.0.0.1:7400"}, Transfer: engine})
+	if err != nil {
+		log.Fatal(err)
+	}
+	r, err := decode.Receive([]byte("llama/prompt-7"), []int{1 << 20, 1 << 20}, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	tickets := make(chan client.Ticket, 1)
+	tickets <- r.Ticket()
+
+	go func() { // the prefill instance, in another process
+		prefill, err := client.Open(ctx, client.Config{Addrs: []string{"127.0.0.1:7400"}})
+		if err != nil {
+			log.Fatal(err)
+		}
+		s, err := prefill.Send(<-tickets)
+		if err != nil {
+			log.Fatal(err)
+		}
+		for i := range 2 {
+			if err := s.Launch(i, compute(i)); err != nil {
+				s.Abort()
+				return
+			}
+		}
+		if err := s.Finish(); err != nil {
+			log.Print(err)
+		}
+	}()
+
+	for i := range 2 {
+		if err := r.Wait(ctx, i); err != nil { // client.ErrAborted: compute it here
+			log.Fatal(err)
+		}
+		load(r.Bytes(i))
+	}
+	if _, err := r.Store(ctx); err != nil { // others may read it too; or not
+		log.Print(err)
+	}
+	if err := r.Close(ctx); err != nil {
+		log.Fatal(err)
+	}
+}

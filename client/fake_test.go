@@ -46,6 +46,11 @@ type fake struct {
 	order    *list.List               // coldest first
 	leases   map[uint64]*fakeEntry
 	seen     []seen
+	nodes    []*fakeNode
+	answers  map[protocol.Type]func(p []byte) []byte // of what it does not carry out itself
+	returned []uint64                                // regions given back
+
+	bornBefore uint64 // the last version before the REGISTER that is being carried out
 
 	// before runs under mu before a request is carried out: it may answer in its place.
 	before func(cn *fakeConn, h protocol.Header, payload []byte) *protocol.Error
@@ -77,6 +82,10 @@ type fakeEntry struct {
 	loc    protocol.Location
 	owner  *fakeSession
 	leased map[uint64]time.Time // until when
+
+	version uint64
+	copies  []protocol.Location
+	promote bool
 }
 
 func (x *fakeEntry) busy() bool {
@@ -306,6 +315,9 @@ func (cn *fakeConn) answer(h protocol.Header, p []byte) []byte {
 }
 
 func (f *fake) dispatch(cn *fakeConn, typ protocol.Type, p []byte) []byte {
+	if answer := f.answers[typ]; answer != nil {
+		return answer(p)
+	}
 	switch typ {
 	case protocol.TypeLookup, protocol.TypeBatchLookup:
 		return f.lookup(typ, p)
@@ -345,7 +357,19 @@ func (f *fake) dispatch(cn *fakeConn, typ protocol.Type, p []byte) []byte {
 		require.NoError(f.t, r.Decode(p))
 		delete(f.regions, r.RegionID)
 		return (&protocol.SuccessReply{Success: true}).Append(nil)
-	case protocol.TypeReturnAlloc, protocol.TypeClear:
+	case protocol.TypeAccess:
+		var r protocol.AccessRequest
+		require.NoError(f.t, r.Decode(p))
+		return f.access(cn, &r)
+	case protocol.TypeReturnAlloc:
+		var r protocol.ReturnAllocRequest
+		require.NoError(f.t, r.Decode(p))
+		f.returned = append(f.returned, r.RegionID)
+		if reg := f.regions[r.RegionID]; reg != nil {
+			reg.owner = nil
+		}
+		return (&protocol.SuccessReply{Success: true}).Append(nil)
+	case protocol.TypeClear, protocol.TypeGranted, protocol.TypeFenced:
 		return (&protocol.SuccessReply{Success: true}).Append(nil)
 	case protocol.TypeGoodbye:
 		cn.sess.ended = true
@@ -367,23 +391,26 @@ func (f *fake) handshake(cn *fakeConn, p []byte) []byte {
 		f.ids++
 		s = &fakeSession{id: f.ids, secret: f.ids * 7, replies: map[uint64][]byte{}, canceled: map[uint64]bool{}}
 		f.sessions[s.id] = s
+		if r.Features&protocol.FeatureNode != 0 {
+			f.inherit(s)
+		}
 	}
 	cn.sess, s.conn = s, cn
 	rep := protocol.HandshakeReply{
 		Success: true, Protocol: protocol.Version, Session: s.id, Secret: s.secret, Resumed: resumed,
 		Features: r.Features & f.features,
 		TTLMS:    f.ttlMS, DefaultLeaseMS: f.leaseMS, MaxLeaseMS: 1000, QuarantineMS: 20,
-		Pool: hex.EncodeToString(append([]byte{1}, make([]byte, 15)...)),
-		Devices: []protocol.Device{{
-			ID: 1, Path: f.path, UUID: hex.EncodeToString(append([]byte{2}, make([]byte, 15)...)), Size: f.size,
-			Generation: f.gen,
-		}},
+		Pool:    hex.EncodeToString(append([]byte{1}, make([]byte, 15)...)),
+		Devices: []protocol.Device{f.own()},
+	}
+	for _, n := range f.nodes {
+		rep.Devices = append(rep.Devices, n.device())
 	}
 	for i, m := range f.masters {
 		rep.Members = append(rep.Members, protocol.Member{ID: uint64(i + 1), Addr: unixScheme + m.addr})
 	}
 	for _, reg := range f.regions {
-		if reg.owner != s || !resumed {
+		if reg.owner != s || !resumed && r.Features&protocol.FeatureNode == 0 {
 			continue
 		}
 		o := protocol.OwnedRegion{Region: reg.Region}
@@ -395,6 +422,14 @@ func (f *fake) handshake(cn *fakeConn, p []byte) []byte {
 		rep.Regions = append(rep.Regions, o)
 	}
 	return rep.Append(nil)
+}
+
+// own describes the fake's own device.
+func (f *fake) own() protocol.Device {
+	return protocol.Device{
+		ID: 1, Path: f.path, UUID: hex.EncodeToString(append([]byte{2}, make([]byte, 15)...)), Size: f.size,
+		Generation: f.gen, Node: fakeHost,
+	}
 }
 
 func (f *fake) lookup(typ protocol.Type, p []byte) []byte {
@@ -411,6 +446,12 @@ func (f *fake) lookup(typ protocol.Type, p []byte) []byte {
 			f.leases[f.ids] = x
 			x.leased[f.ids] = time.Now().Add(time.Second)
 			res = protocol.LookupResult{Found: true, Location: x.loc, Lease: f.ids, LeaseMS: f.leaseMS}
+			if f.features&protocol.FeatureCopies != 0 {
+				res.Copies, res.Promote = x.copies, x.promote
+			}
+			if len(res.Copies) > 0 || res.Promote {
+				res.Version = x.version
+			}
 			if r.LeaseMS > 0 {
 				res.LeaseMS = min(r.LeaseMS, 1000)
 			}
@@ -464,7 +505,7 @@ func (f *fake) alloc(cn *fakeConn, p []byte) []byte {
 		}
 		short = missing*int(max(r.RunPages, 1)) - int(r.FreePages)
 	}
-	if short <= 0 {
+	if short <= 0 && (r.NeedPages > 0 || len(r.Keys) > 0) {
 		return rep.Append(nil)
 	}
 	owned := 0
@@ -473,17 +514,28 @@ func (f *fake) alloc(cn *fakeConn, p []byte) []byte {
 			owned++
 		}
 	}
-	if f.next+r.Size <= f.size && (f.limit == 0 || owned < f.limit) {
+	if n := f.pick(&r); n != nil && (f.limit == 0 || owned < f.limit) {
+		info := n.device()
+		rep.Region, rep.Device = n.give(r.Size, r.PageSize), &info
+		f.regions[rep.Region.RegionID] = &fakeRegion{Region: rep.Region, owner: cn.sess}
+		return rep.Append(nil)
+	}
+	if f.next+r.Size <= f.size && (f.limit == 0 || owned < f.limit) && (r.Device == 0 || r.Device == 1) {
 		f.ids++
 		rep.Region = protocol.Region{
 			Handle: protocol.Handle{RegionID: f.ids, Offset: f.next, Length: r.Size}, Device: 1, Generation: f.gen,
 			Epoch: 1, PageSize: r.PageSize,
 		}
+		own := f.own()
+		rep.Device = &own
 		f.next += r.Size
 		f.regions[f.ids] = &fakeRegion{Region: rep.Region, owner: cn.sess}
 		return rep.Append(nil)
 	}
 	rep.Phase = 1
+	if !r.Evict {
+		return protocol.AppendErrorReply(nil, &protocol.Error{Code: protocol.CodeNoSpace})
+	}
 	if r.Whole {
 		for _, reg := range f.regions {
 			if reg.owner != cn.sess || !f.empty(reg) {
@@ -533,6 +585,7 @@ func (f *fake) register(cn *fakeConn, typ protocol.Type, p []byte) []byte {
 	var r protocol.RegisterRequest
 	require.NoError(f.t, r.DecodeAs(p, typ))
 	rep := protocol.RegisterReply{Success: true}
+	f.bornBefore = f.ids
 	for i := range r.Entries {
 		rep.Results = append(rep.Results, f.registerOne(cn, &r.Entries[i]))
 	}
@@ -540,6 +593,11 @@ func (f *fake) register(cn *fakeConn, typ protocol.Type, p []byte) []byte {
 }
 
 func (f *fake) registerOne(cn *fakeConn, en *protocol.RegisterEntry) (res protocol.RegisterResult) {
+	if en.Copy {
+		res.Code = f.registerCopy(cn, en)
+		res.IsNew = res.Code == protocol.CodeOK
+		return res
+	}
 	if e := f.entries[string(en.Key)]; e != nil {
 		f.order.MoveToBack(e)
 		res.Existing = e.Value.(*fakeEntry).loc
@@ -563,7 +621,8 @@ func (f *fake) registerOne(cn *fakeConn, en *protocol.RegisterEntry) (res protoc
 			f.t.Errorf("entry %q overlaps %q", en.Key, x.key)
 		}
 	}
-	x := &fakeEntry{key: string(en.Key), owner: cn.sess, leased: map[uint64]time.Time{}}
+	f.ids++
+	x := &fakeEntry{key: string(en.Key), owner: cn.sess, leased: map[uint64]time.Time{}, version: f.ids}
 	x.loc = protocol.Location{Region: reg.Region, KVOffset: en.KVOffset, KVLength: en.KVLength, Checksum: en.Checksum}
 	f.entries[x.key] = f.order.PushBack(x)
 	res.IsNew = true

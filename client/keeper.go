@@ -55,7 +55,7 @@ func (c *Client) keeper() {
 		if s.ttl > 0 && (kicked || now-c.lastAnswer.Load() > s.ttl/heartbeats) {
 			c.beat(beating)
 		}
-		c.renewViews(now)
+		c.renewHolds(now)
 		c.releaseIdle(now)
 	}
 }

@@ -100,5 +100,5 @@ func (c *Client) leasesPending() bool {
 	}
 	c.viewMu.Lock()
 	defer c.viewMu.Unlock()
-	return len(c.views) > 0
+	return len(c.holds) > 0
 }

@@ -217,7 +217,7 @@ func (c *Client) localPath(addr string) string {
 func (c *Client) connect(addr string) error {
 	ctx, cancel := context.WithTimeout(c.life, dialTimeout+c.cfg.CallTimeout)
 	defer cancel()
-	l := new(link)
+	l, before := new(link), c.sess.Load()
 	for i := range c.cfg.Conns {
 		cn, err := c.dial(ctx, addr)
 		if err == nil {
@@ -233,6 +233,9 @@ func (c *Client) connect(addr string) error {
 		}
 	}
 	c.setLink(l)
+	if before != nil {
+		c.tellSession(c.sess.Load() != before)
+	}
 	for _, cn := range l.conns {
 		if cn.reason() != nil { // it ended before anyone could see that it was part of the link
 			c.connClosed(cn, cn.reason())
@@ -265,6 +268,10 @@ func (c *Client) learn(reply *protocol.HandshakeReply) {
 		c.counters.leaderChanges.Add(1)
 	}
 	c.leader = cmp.Or(reply.Leader, c.leader)
+	c.incarnation = reply.Incarnation
+	if id, err := parseID(reply.Pool); err == nil {
+		c.poolID = id
+	}
 	c.members = reply.Members
 	addrs := slices.Clone(c.cfg.Addrs)
 	for _, m := range reply.Members {

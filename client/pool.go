@@ -15,8 +15,9 @@ type pool struct {
 	mu      sync.Mutex
 	regions map[uint64]*region
 	list    []*region // in the order they came: stores fill the oldest first
-	nfree   int
-	busy    int // pages taken by Put and PutBatch, which come free or used within the time of a call
+	seconds []*region // those that hold replicas alone
+	nfree   int       // free pages of list
+	busy    int       // pages taken by Put and PutBatch, which come free or used within the time of a call
 	resting []rest
 	queue   []*want
 	kick    chan struct{}
@@ -53,8 +54,13 @@ func (p *pool) takeRun(n int) (run, bool) {
 	if p.nfree < n {
 		return run{}, false
 	}
-	for _, r := range p.list {
-		if r.free.count < n {
+	return p.takeWhere(p.list, n, nil)
+}
+
+// takeWhere takes n consecutive free pages of the first region of a list that will do; any if ok is nil.
+func (p *pool) takeWhere(list []*region, n int, ok func(*region) bool) (run, bool) {
+	for _, r := range list {
+		if r.free.count < n || ok != nil && !ok(r) {
 			continue
 		}
 		page := r.free.run(n)
@@ -65,7 +71,9 @@ func (p *pool) takeRun(n int) (run, bool) {
 			r.free.remove(page + i)
 		}
 		r.note(page, n)
-		p.nfree -= n
+		if !r.second {
+			p.nfree -= n
+		}
 		return run{r, page, n}, true
 	}
 	return run{}, false
@@ -82,6 +90,9 @@ func (p *pool) release(t run) {
 	}
 	t.r.keys[t.page] = 0
 	t.r.note(t.page, t.n)
+	if t.r.second {
+		return
+	}
 	p.nfree += t.n
 	if len(p.queue) > 0 {
 		p.wakeAllocator()
@@ -164,7 +175,8 @@ func (p *pool) freed(pg *protocol.Page) {
 		return
 	}
 	page, n := r.pagesAt(pg.KVOffset, pg.KVLength)
-	if n == 0 || r.free.has(page) || r.keys[page] == 0 || len(pg.Key) > 0 && r.keys[page] != keyHash(pg.Key) {
+	unknown := r.adopted && r.keys[page] == 0 && r.used.has(page) // what an earlier session stored there
+	if n == 0 || r.free.has(page) || !unknown && (r.keys[page] == 0 || len(pg.Key) > 0 && r.keys[page] != keyHash(pg.Key)) {
 		return
 	}
 	if !r.used.has(page) {
@@ -209,7 +221,7 @@ func (p *pool) told() {
 	defer p.mu.Unlock()
 	if p.asking--; p.asking == 0 {
 		clear(p.gone)
-		for _, r := range p.list {
+		for _, r := range p.regions {
 			r.since = nil
 		}
 	}
@@ -218,6 +230,10 @@ func (p *pool) told() {
 // add makes a region's pages available. It replaces nothing: see Client.addRegion.
 func (p *pool) add(r *region) {
 	p.regions[r.id] = r
+	if r.second {
+		p.seconds = append(p.seconds, r)
+		return
+	}
 	p.list = append(p.list, r)
 	p.nfree += r.free.count
 }
@@ -230,8 +246,13 @@ func (p *pool) forget(r *region, why error) {
 	r.lost = why
 	delete(p.regions, r.id)
 	p.dying[r.id] = r
-	p.list = slices.DeleteFunc(p.list, func(x *region) bool { return x == r })
-	p.nfree -= r.free.count
+	is := func(x *region) bool { return x == r }
+	if r.second {
+		p.seconds = slices.DeleteFunc(p.seconds, is)
+	} else {
+		p.list = slices.DeleteFunc(p.list, is)
+		p.nfree -= r.free.count
+	}
 	p.resting = slices.DeleteFunc(p.resting, func(q rest) bool { return q.run.r == r })
 	p.wakeAllocator()
 }
@@ -271,7 +292,7 @@ func (p *pool) unmapIfUnused(r *region) {
 
 // giveUp makes sure that nothing of this process writes to a region any more, other than what the user stores through
 // open Allocs; their memory is replaced by private memory. It returns nil when that is done, or a channel that is
-// closed when the last of those Allocs has ended, if it could not be.
+// closed when the last of those Allocs has ended, if it could not be, or when no transfer can land any more.
 func (p *pool) giveUp(r *region, why error) (wait <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -285,8 +306,18 @@ func (p *pool) giveUp(r *region, why error) (wait <-chan struct{}) {
 		<-drained
 		p.mu.Lock()
 	}
-	if r.covered || r.mapping == nil {
+	if r.covered || r.mapping == nil && r.access == nil {
 		return nil
+	}
+	if r.far {
+		if r.loose == 0 {
+			p.harmless(r)
+			return nil
+		}
+		if r.idle == nil {
+			r.idle = make(chan struct{})
+		}
+		return r.idle
 	}
 	_ = r.mapping.Surrender(r.mem) // a truncated file has no cache lines to surrender
 	if r.allocs > 0 {
@@ -318,7 +349,7 @@ func (p *pool) endAlloc(r *region) {
 	if r.allocs > 0 {
 		return
 	}
-	if r.idle != nil {
+	if r.idle != nil && !r.far {
 		close(r.idle)
 		r.idle = nil
 		p.harmless(r)
@@ -330,7 +361,7 @@ func (p *pool) endAlloc(r *region) {
 // retireAll gives up every region. It returns them, and whether nothing can write to any of them any more.
 func (p *pool) retireAll(why error) (all []*region, safe bool) {
 	p.mu.Lock()
-	all = slices.Clone(p.list)
+	all = slices.Concat(p.list, p.seconds)
 	for _, r := range all {
 		p.forget(r, why)
 	}
@@ -346,7 +377,7 @@ func (p *pool) retireAll(why error) (all []*region, safe bool) {
 func (p *pool) noteChanges() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, r := range p.list {
+	for _, r := range p.regions {
 		r.changed = newBitset(len(r.keys), false)
 	}
 }
@@ -360,7 +391,7 @@ func (p *pool) reconcile(owned []protocol.OwnedRegion, quarantineMS uint64) (dro
 	for i := range owned {
 		byID[owned[i].RegionID] = &owned[i]
 	}
-	for _, r := range slices.Clone(p.list) {
+	for _, r := range slices.Concat(p.list, p.seconds) {
 		o := byID[r.id]
 		switch {
 		case r.changed == nil: // given while the HANDSHAKE was on its way
@@ -397,7 +428,9 @@ func (p *pool) compare(r *region, occupied []uint64, quarantineMS uint64) {
 		case there.has(page) && r.free.has(page):
 			r.free.remove(page)
 			r.used.add(page)
-			p.nfree--
+			if !r.second {
+				p.nfree--
+			}
 		case !there.has(page) && r.used.has(page):
 			p.retire(run{r, page, 1}, quarantineMS)
 		}

@@ -40,6 +40,10 @@ func (c *Client) pushed(cn *conn, t protocol.Type, payload []byte) {
 			return
 		}
 		c.cleared(&p)
+	case protocol.TypeGrant, protocol.TypeFence, protocol.TypeTasksPush:
+		if err := c.pushedHome(t, payload); err != nil {
+			cn.close(err)
+		}
 	default: // a push of a later release concerns a feature that this client did not name
 	}
 }

@@ -100,13 +100,19 @@ func (c *Client) Get(ctx context.Context, key, dst []byte) ([]byte, error) {
 			c.counters.misses.Add(1)
 			return nil, fail("get", key, ErrNotFound)
 		}
-		value, got := c.copyOut(ctx, r, sentAt, dst, r.Length)
+		value, got := c.copyAny(ctx, r, sentAt, dst, r.KVLength)
 		c.giveBack(r.Lease)
 		switch got {
 		case good:
 			c.counters.hits.Add(1)
+			if r.Promote {
+				c.promote(key, r, value)
+			}
 			return value, nil
 		case bad:
+			if err := ctx.Err(); err != nil {
+				return nil, fail("get", key, err)
+			}
 			c.counters.misses.Add(1)
 			return nil, fail("get", key, ErrNotFound)
 		}
@@ -118,9 +124,10 @@ func (c *Client) Get(ctx context.Context, key, dst []byte) ([]byte, error) {
 
 // outcomes of a read.
 const (
-	good = iota
-	bad  // the bytes are not what was stored: a miss
-	late // the lease ended first
+	good  = iota
+	bad   // the bytes are not what was stored: a miss
+	late  // the lease ended first
+	stale // the device has another generation or another buffer than was known: as bad, unless the leader knows more
 )
 
 // copyOut copies the bytes of a location, and tells whether they count. total is how many bytes the whole read has.
@@ -129,11 +136,11 @@ func (c *Client) copyOut(ctx context.Context, r *protocol.LookupResult, sentAt i
 	if dev == nil {
 		return dst, bad
 	}
-	defer dev.drop()
-	if cap(dst) < len(src) {
-		dst = make([]byte, len(src))
+	if dev.far != nil {
+		return c.copyFar(ctx, dev, r, sentAt, dst)
 	}
-	dst = dst[:len(src)]
+	defer dev.drop()
+	dst = sized(dst, r.KVLength)
 	sound := true
 	err := dev.read.Refresh(src)
 	if err == nil {
@@ -154,6 +161,7 @@ func (c *Client) copyOut(ctx context.Context, r *protocol.LookupResult, sentAt i
 		return dst, bad
 	}
 	c.counters.bytesRead.Add(uint64(len(dst)))
+	c.counters.readFrom(dev)
 	return dst, good
 }
 
@@ -171,20 +179,24 @@ func (c *Client) copyChecked(dst, src []byte, sum, total uint64) (sound bool, er
 	}
 }
 
-// resolve returns the device and the bytes of a location; nil if they are not to be had. The caller drops the device.
+// resolve returns the device of a location and, if it is mapped, the bytes; nil if they are not to be had. The caller drops
+// the device.
 func (c *Client) resolve(ctx context.Context, l *protocol.Location) (*device, []byte) {
 	dev := c.device(ctx, l.Device, l.Generation)
 	if dev == nil {
 		c.counters.generationMisses.Add(1)
 		return nil, nil
 	}
-	b := dev.bytes(l)
-	if b == nil {
-		c.counters.generationMisses.Add(1)
-		dev.drop()
-		return nil, nil
+	if dev.far != nil {
+		if _, ok := dev.far.within(l); ok {
+			return dev, nil
+		}
+	} else if b := dev.bytes(l); b != nil {
+		return dev, b
 	}
-	return dev, b
+	c.counters.generationMisses.Add(1)
+	dev.drop()
+	return nil, nil
 }
 
 // GetBatch reads many values. The result has one element per key, nil for those that are not held; element i is made
@@ -219,25 +231,27 @@ func (c *Client) getSome(ctx context.Context, m *lookupMsg, keys, dst [][]byte) 
 	}
 	total := uint64(0)
 	for i := range m.rep.Results {
-		total += m.rep.Results[i].Length
+		total += m.rep.Results[i].KVLength
 	}
 	var again []int
-	for i := range keys {
+	ended := func(i, got int) {
 		r := &m.rep.Results[i]
-		got := bad
-		if r.Found {
-			dst[i], got = c.copyOut(ctx, r, sentAt, dst[i], total)
-			c.giveBack(r.Lease)
-		}
+		c.giveBack(r.Lease)
 		switch got {
 		case good:
 			c.counters.hits.Add(1)
+			if r.Promote {
+				c.promote(keys[i], r, dst[i])
+			}
 		case late:
 			again = append(again, i)
 		default:
 			c.counters.misses.Add(1)
 			dst[i] = nil
 		}
+	}
+	if c.readAll(ctx, m.rep.Results, sentAt, dst, total, ended) && ctx.Err() != nil {
+		return ctx.Err() //nolint:wrapcheck // callers wrap
 	}
 	for _, i := range again {
 		value, err := c.Get(ctx, keys[i], dst[i])
@@ -247,6 +261,39 @@ func (c *Client) getSome(ctx context.Context, m *lookupMsg, keys, dst [][]byte) 
 		dst[i] = value
 	}
 	return nil
+}
+
+// readAll reads the results of a lookup into dst, of total bytes in all, and tells ended of each how that went: bad if it
+// was not found. What is not mapped here is read in one batch of transfers, while the rest is copied. It reports whether
+// there was such a batch.
+func (c *Client) readAll(ctx context.Context, results []protocol.LookupResult, sentAt int64, dst [][]byte, total uint64,
+	ended func(i, got int),
+) bool {
+	far, at := c.fetchFar(ctx, results, sentAt, dst), 0
+	for i := range results {
+		r, got := &results[i], bad
+		if far.has(i, &at) {
+			continue
+		}
+		if r.Found {
+			dst[i], got = c.copyAny(ctx, r, sentAt, dst[i], total)
+		}
+		ended(i, got)
+	}
+	if far == nil {
+		return false
+	}
+	defer c.freeFetch(far)
+	far.wait(ctx)
+	for j, p := range far.parts {
+		r := &results[p.index]
+		got := far.outcome(j, r)
+		if got == bad || got == stale {
+			dst[p.index], got = c.copyNext(ctx, r, sentAt, dst[p.index], total, got)
+		}
+		ended(p.index, got)
+	}
+	return true
 }
 
 func isMiss(err error) bool { return errors.Is(err, ErrNotFound) }

@@ -25,6 +25,9 @@ type region struct {
 	dev                   *device
 	mapping               *cxl.Mapping
 	mem                   []byte
+	far                   bool   // it is not mapped: it is written by transfer, and mem is nil
+	offset                uint64 // in the device, if it is far
+	second                bool   // it holds replicas alone
 
 	free    *bitset
 	used    *bitset
@@ -39,25 +42,57 @@ type region struct {
 	lost    error         // why it was given up: ErrRevoked or ErrSessionExpired; nil while it is owned
 	covered bool          // the mapping was replaced by private memory
 	told    bool          // OnRevoke has heard of it
+
+	access    *access // how it is written, if it is far; nil after the end
+	adopted   bool    // keys of entries that lie there are not known
+	regaining bool    // access is being asked for anew
+	loose     int     // transfers that may still land there, though they have failed
 }
 
 // newRegion maps a region of pages of pageSize bytes for writing. dev is held by the region from then on.
-func newRegion(r *protocol.Region, pageSize uint64, dev *device, prefault bool) (*region, error) {
-	if r.PageSize != pageSize || r.Length < pageSize {
-		return nil, fmt.Errorf("%w: the master gave region %d of %d bytes in pages of %d, where pages of %d were asked for",
-			ErrConfig, r.RegionID, r.Length, r.PageSize, pageSize)
+func newRegion(given *protocol.Region, pageSize uint64, dev *device, prefault bool) (*region, error) {
+	if err := checkRegion(given, pageSize); err != nil {
+		return nil, err
 	}
-	n := int(r.Length / r.PageSize)                         //nolint:gosec // bounded by the device
-	m, err := dev.dev.Map(int64(r.Offset), int64(r.Length), //nolint:gosec // checked by Map
+	m, err := dev.dev.Map(int64(given.Offset), int64(given.Length), //nolint:gosec // checked by Map
 		cxl.MapOptions{Populate: prefault, HugePages: true})
 	if err != nil {
-		return nil, fmt.Errorf("map region %d: %w", r.RegionID, err)
+		return nil, fmt.Errorf("map region %d: %w", given.RegionID, err)
 	}
+	r := emptyRegion(given, dev)
+	r.mapping, r.mem = m, m.Bytes()
+	return r, nil
+}
+
+// checkRegion refuses regions that cannot be divided into pages.
+func checkRegion(r *protocol.Region, pageSize uint64) error {
+	if r.PageSize != pageSize || r.Length < pageSize {
+		return fmt.Errorf("%w: the master gave region %d of %d bytes in pages of %d, where pages of %d were asked for",
+			ErrConfig, r.RegionID, r.Length, r.PageSize, pageSize)
+	}
+	return nil
+}
+
+// emptyRegion is a region all of whose pages are free, and that cannot be written yet.
+func emptyRegion(r *protocol.Region, dev *device) *region {
+	n := int(r.Length / r.PageSize) //nolint:gosec // bounded by the device
 	return &region{
 		id: r.RegionID, epoch: r.Epoch, generation: r.Generation, length: r.Length, pageSize: r.PageSize,
-		dev: dev, mapping: m, mem: m.Bytes(),
+		dev:  dev,
 		free: newBitset(n, true), used: newBitset(n, false), keys: make([]uint64, n),
-	}, nil
+	}
+}
+
+// occupy notes that entries lie in a region that was just given: offset, length, offset, length ...
+func (r *region) occupy(occupied []uint64) {
+	r.adopted = len(occupied) > 0
+	for i := 0; i+1 < len(occupied); i += 2 {
+		page, n := r.pagesAt(occupied[i], occupied[i+1])
+		for j := range n {
+			r.free.remove(page + j)
+			r.used.add(page + j)
+		}
+	}
 }
 
 // run is consecutive pages of one region. The zero run is none.
@@ -108,6 +143,11 @@ func (r *region) cover() error {
 
 // unmap gives the memory up. Nobody uses it any more.
 func (r *region) unmap() {
+	if r.access != nil {
+		r.access.drop()
+		r.access = nil
+		r.dev.drop()
+	}
 	if r.mapping != nil {
 		_ = r.mapping.Close() // unmapping fails only for a range that is none
 		r.mapping, r.mem = nil, nil

@@ -134,10 +134,13 @@ func (c *Client) handshakeRequest(old *session) *protocol.HandshakeRequest {
 		ClientVersion: protocol.Version, Protocol: protocol.Version,
 		InstanceID: c.cfg.Instance, Tenant: c.cfg.Tenant,
 		TTLMS:    uint64(c.cfg.TTL / time.Millisecond), //nolint:gosec // not negative
-		Features: protocol.FeaturePush | protocol.FeaturePacked | protocol.FeatureCompression,
+		Features: protocol.FeaturePush | protocol.FeaturePacked | protocol.FeatureCompression | protocol.FeatureCopies,
 	}
 	if c.cfg.Checksums {
 		req.Features |= protocol.FeatureChecksums
+	}
+	if c.cfg.Home {
+		req.Features |= protocol.FeatureNode
 	}
 	if old != nil {
 		req.Session, req.Secret = old.id, old.secret
@@ -275,6 +278,10 @@ func (c *Client) beginSession(cn *conn, reply *protocol.HandshakeReply, sentAt i
 	c.opening = 0
 	c.sess.Store(s)
 	cn.sess.Store(s)
+	if c.cfg.Home && len(reply.Regions) > 0 {
+		c.spawn(func() { c.adopt(s, reply.Regions) }) // a node grants itself access, by the connection that is being made
+		return
+	}
 	if reply.Resumed || len(reply.Regions) > 0 {
 		// The same process had a session under this name whose secret was lost with a reply: its regions are not known
 		// here, and stay unused until they are returned.

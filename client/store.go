@@ -31,6 +31,8 @@ type Attrs struct {
 	// Member and Members make the entry one shard of a block that Members ranks hold together, if Members is not 0:
 	// PrefixMatch can demand all of them. Members is at most MaxShards, and Member is below it.
 	Member, Members uint16
+	// Replicas is on how many nodes the value is stored, see WithReplicas. 0: Config.Replicas.
+	Replicas int
 	// TTL is the entry's time to live under the ttl policy. 0: the pool's default.
 	TTL time.Duration
 }
@@ -117,6 +119,9 @@ func (c *Client) PutBatchInto(ctx context.Context, items []Item, res []PutResult
 		}
 	}
 	limit := protocol.MaxBatch
+	if c.replicates(items) {
+		limit /= 1 + protocol.MaxCopies // an entry of the request for each location
+	}
 	for from := 0; from < len(items); {
 		n := sameContext(items[from:min(len(items), from+limit)])
 		err := op.chunk(ctx, items[from:from+n], res[from:from+n])
@@ -171,9 +176,25 @@ type storeOp struct {
 	typ     protocol.Type
 	req     protocol.RegisterRequest
 	rep     protocol.RegisterReply
-	entries []int // per entry of req, its place in todo
-	left    bool  // the runs were handed to the background
+	extras  []extra
+	entries []placed // per entry of req
+	far     sending
+	left    bool // the runs were handed to the background
+
+	of      []CopyItem // per item, the entry that it is a copy of; nil for new entries
+	skips   []bool     // per item, whether the leader said that there is nothing to copy
+	skipped []bool     // of which skips is a part
+	spare   bool       // take pages that are free, and do without if there are none
 	exists  keysMsg
+}
+
+// placed says what an entry of a request is.
+type placed struct {
+	k    int  // its place in todo
+	t    *run // where it lies; the zero run if it is only touched. Whoever ends it puts the zero run there
+	sent int  // its write in storeOp.far, plus 1; 0 if its region is mapped
+	bad  bool // that failed
+	copy bool // it is a replica of the entry before
 }
 
 func (c *Client) newStore() *storeOp {
@@ -186,8 +207,13 @@ func (c *Client) newStore() *storeOp {
 func (c *Client) freeStore(op *storeOp) {
 	op.one[0] = Item{}
 	op.items, op.out = nil, nil
+	op.of, op.skips, op.skipped, op.spare = nil, nil, nil, false
 	clear(op.keys)
 	clear(op.req.Entries)
+	clear(op.entries)
+	clear(op.extras)
+	op.extras = op.extras[:0]
+	op.far.reset()
 	op.want.keys = nil
 	c.stores.Put(op)
 }
@@ -216,6 +242,8 @@ func (a *Attrs) check() error {
 	switch {
 	case a.Members > MaxShards:
 		return fmt.Errorf("%w: a block has at most %d shards, not %d", ErrConfig, MaxShards, a.Members)
+	case a.Replicas < 0 || a.Replicas > 1+protocol.MaxCopies:
+		return fmt.Errorf("%w: %d replicas are not 1 to %d", ErrConfig, a.Replicas, 1+protocol.MaxCopies)
 	case a.Members != 0 && a.Member >= a.Members:
 		return fmt.Errorf("%w: shard %d of %d: the first is 0", ErrConfig, a.Member, a.Members)
 	}
@@ -227,7 +255,7 @@ func (op *storeOp) chunk(ctx context.Context, items []Item, out []PutResult) err
 	c := op.c
 	op.items, op.out, op.todo = items, out, op.todo[:0]
 	for i := range items {
-		if out[i].Err == nil {
+		if out[i].Err == nil && !out[i].Stored && (op.of == nil || !op.skips[i]) {
 			op.todo = append(op.todo, i)
 		}
 	}
@@ -281,7 +309,15 @@ func (op *storeOp) round(ctx context.Context, s *session) error {
 		op.pages = append(op.pages, c.pagesOf(len(op.items[i].Value)))
 	}
 	w.init(op.keys, op.pages)
-	if err := c.acquire(ctx, w); err != nil {
+	if op.of != nil {
+		w.keys, w.same = nil, 0 // that they are held is known
+	}
+	if op.spare {
+		if !c.pool.takeFast(w) {
+			op.todo = op.todo[:0]
+			return nil
+		}
+	} else if err := c.acquire(ctx, w); err != nil {
 		return err
 	}
 	err := op.fill(ctx, s)
@@ -297,6 +333,7 @@ func (op *storeOp) round(ctx context.Context, s *session) error {
 		return err
 	}
 	c.pool.putBack(w)
+	op.putExtras()
 	if err == nil {
 		op.todo = append(op.todo[:0], op.again...)
 	}
@@ -311,10 +348,13 @@ func (c *Client) pagesOf(size int) int {
 // fill copies the values that are missing into their pages, and makes the request that registers them.
 func (op *storeOp) fill(ctx context.Context, s *session) error {
 	c, w := op.c, &op.want
-	if !w.known && len(op.todo) > 1 {
+	if op.of == nil && !w.known && len(op.todo) > 1 {
 		if err := op.ask(ctx); err != nil {
 			return err
 		}
+	}
+	if op.of == nil && c.replicates(op.items) {
+		op.replicate(ctx, s)
 	}
 	op.req.Context = op.items[op.todo[0]].Attrs.Context
 	op.req.Entries, op.entries = op.req.Entries[:0], op.entries[:0]
@@ -325,8 +365,9 @@ func (op *storeOp) fill(ctx context.Context, s *session) error {
 		it := &op.items[i]
 		e := protocol.RegisterEntry{Key: it.Key, Touch: w.found[k]}
 		if !e.Touch {
-			ok, err := c.write(w.runs[k], it.Value, &e)
+			ok, err := op.write(&w.runs[k], k, it.Value, &e)
 			if err != nil {
+				op.finish(ctx)
 				return err
 			}
 			if !ok {
@@ -334,12 +375,91 @@ func (op *storeOp) fill(ctx context.Context, s *session) error {
 				continue
 			}
 			it.Attrs.describe(&e)
+			if op.of != nil {
+				op.of[i].describe(&e)
+			}
+		} else {
+			op.entries = append(op.entries, placed{k: k, t: &w.runs[k]})
 		}
 		op.req.Entries = append(op.req.Entries, e)
-		op.entries = append(op.entries, k)
+		op.writeExtras(k, it)
+	}
+	op.finish(ctx)
+	if err := ctx.Err(); err != nil {
+		return err //nolint:wrapcheck // callers wrap
 	}
 	op.announce()
 	return c.writable(ctx, s) // a copy that ended after the deadline is not registered before the session is confirmed
+}
+
+// writeExtras writes the replicas of an item, and puts them behind its entry. One that cannot be written is left out.
+func (op *storeOp) writeExtras(k int, it *Item) {
+	for i := range op.extras {
+		if op.extras[i].k != k {
+			continue
+		}
+		e := protocol.RegisterEntry{Key: it.Key, Copy: true}
+		if ok, err := op.write(&op.extras[i].run, k, it.Value, &e); ok && err == nil {
+			op.entries[len(op.entries)-1].copy = true
+			op.req.Entries = append(op.req.Entries, e)
+		}
+	}
+}
+
+// write copies a value into its run, or plans to send it there, and fills in where it lies.
+func (op *storeOp) write(t *run, k int, value []byte, e *protocol.RegisterEntry) (ok bool, err error) {
+	c, at := op.c, placed{k: k, t: t}
+	if t.n > 0 && t.r.far {
+		if !op.far.add(c.pool, *t, value) {
+			return false, nil
+		}
+		if at.sent = len(op.far.runs); c.cfg.Checksums {
+			e.Checksum = checksum(value)
+		}
+		t.place(e, len(value))
+	} else if ok, err = c.write(*t, value, e); err != nil || !ok {
+		return false, err
+	}
+	op.entries = append(op.entries, at)
+	return true, nil
+}
+
+// finish sends the values to regions that are not mapped, and strikes those out that did not arrive: they are tried again
+// elsewhere.
+func (op *storeOp) finish(ctx context.Context) {
+	if len(op.far.runs) == 0 {
+		return
+	}
+	c := op.c
+	op.far.run(ctx, c)
+	for j := range op.entries {
+		x := &op.entries[j]
+		if x.sent == 0 {
+			continue
+		}
+		fate := op.far.fate(c, x.sent-1)
+		x.bad = fate != written
+		if fate == loose {
+			c.pool.mu.Lock()
+			c.pool.busy -= x.t.n
+			c.pool.mu.Unlock()
+			*x.t = run{}
+		}
+	}
+	op.far.reset()
+	kept, without := 0, -1
+	for j, x := range op.entries {
+		if x.bad && !x.copy {
+			op.again = append(op.again, op.todo[x.k])
+			without = x.k
+		}
+		if x.bad || x.k == without { // a replica alone is nothing
+			continue
+		}
+		op.entries[kept], op.req.Entries[kept] = x, op.req.Entries[j]
+		kept++
+	}
+	op.entries, op.req.Entries = op.entries[:kept], op.req.Entries[:kept]
 }
 
 // ask finds out which keys are held, when free pages suffice and no master was asked for others.
@@ -360,8 +480,8 @@ func (op *storeOp) announce() {
 	p := op.c.pool
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for j, k := range op.entries {
-		if t := op.want.runs[k]; t.n > 0 {
+	for j := range op.entries {
+		if t := *op.entries[j].t; t.n > 0 {
 			t.r.keys[t.page] = keyHash(op.req.Entries[j].Key)
 		}
 	}
@@ -428,23 +548,35 @@ func asChecksum(h uint64) uint64 { return max(h, 1) }
 
 // outcome reads the answer to REGISTER: which pages are in use now, and which items are to be tried again.
 func (op *storeOp) outcome() error {
-	c, w := op.c, &op.want
+	c := op.c
 	if len(op.rep.Results) != len(op.req.Entries) {
 		return refused(protocol.CodeInternal, "the master answered for another number of entries than were registered")
 	}
 	var lost []*region
 	c.pool.mu.Lock()
 	for j := range op.rep.Results {
-		k := op.entries[j]
-		r, i := &op.rep.Results[j], op.todo[k]
+		t, i := op.entries[j].t, op.todo[op.entries[j].k]
+		r := &op.rep.Results[j]
+		if op.entries[j].copy {
+			lost = op.outcomeOfExtra(t, r, lost)
+			continue
+		}
+		if op.of != nil && skip(r) {
+			op.skips[i] = true
+			continue
+		}
 		switch verdict(r) {
 		case held:
 			op.out[i].Stored = r.IsNew
 			if r.IsNew {
-				c.pool.busy -= w.runs[k].n
-				c.pool.use(w.runs[k])
-				w.runs[k] = run{}
-				c.counters.stored.Add(1)
+				c.pool.busy -= t.n
+				c.pool.use(*t)
+				*t = run{}
+				if op.of != nil {
+					c.counters.copied.Add(1)
+				} else {
+					c.counters.stored.Add(1)
+				}
 				break
 			}
 			c.counters.deduplicated.Add(1)
@@ -452,14 +584,14 @@ func (op *storeOp) outcome() error {
 				op.out[i].HeldAs = slices.Clone(r.ExistingKey)
 			}
 		case elsewhere:
-			if t := w.runs[k]; t.n > 0 && !slices.Contains(lost, t.r) {
+			if t.n > 0 && !slices.Contains(lost, t.r) {
 				lost = append(lost, t.r)
 			}
 			op.again = append(op.again, i)
 		case occupied:
 			// Something lies there that this client does not know: the pages stay taken until a reconnect tells.
-			c.pool.busy -= w.runs[k].n
-			w.runs[k] = run{}
+			c.pool.busy -= t.n
+			*t = run{}
 			op.again = append(op.again, i)
 		case vanished:
 			op.again = append(op.again, i)
@@ -473,6 +605,24 @@ func (op *storeOp) outcome() error {
 		c.disown(r)
 	}
 	return nil
+}
+
+// outcomeOfExtra reads the answer to the registration of a replica. What was refused is done without.
+func (op *storeOp) outcomeOfExtra(t *run, r *protocol.RegisterResult, lost []*region) []*region {
+	p := op.c.pool
+	switch {
+	case r.Code == protocol.CodeOK && r.IsNew:
+		p.busy -= t.n
+		p.use(*t)
+		*t = run{}
+		op.c.counters.replicas.Add(1)
+	case verdict(r) == occupied:
+		p.busy -= t.n
+		*t = run{}
+	case verdict(r) == elsewhere && !slices.Contains(lost, t.r):
+		return append(lost, t.r)
+	}
+	return lost
 }
 
 // verdicts on an entry that was registered.
@@ -505,12 +655,13 @@ func (op *storeOp) orphan() outcome {
 	p, typ := op.c.pool, op.typ
 	runs := make([]run, len(op.entries)) // per entry
 	p.mu.Lock()
-	for j, k := range op.entries {
-		runs[j] = op.want.runs[k]
-		op.want.runs[k] = run{}
+	for j := range op.entries {
+		runs[j] = *op.entries[j].t
+		*op.entries[j].t = run{}
 	}
 	p.mu.Unlock()
 	p.putBack(&op.want) // what was not registered
+	op.putExtras()
 	return func(payload []byte, canceled bool) {
 		var rep protocol.RegisterReply
 		known := payload != nil && rep.DecodeAs(payload, typ) == nil && len(rep.Results) == len(runs)

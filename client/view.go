@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"math"
 	"sync/atomic"
 
 	"larder/cxl"
@@ -39,13 +40,11 @@ func (v *View) Close() error { return v.set.Close() }
 
 // Views are the bytes of several entries, in place, as those of View. It can be used again for another ViewBatch.
 type Views struct {
-	c        *Client
-	items    []viewItem
-	deadline atomic.Int64
-	broken   atomic.Bool
-	renewing atomic.Bool
-	leaseMS  uint64
-	isOpen   bool
+	hold
+	c      *Client
+	items  []viewItem
+	copies [][]byte // private memory, for entries that are not mapped here
+	isOpen bool
 }
 
 type viewItem struct {
@@ -53,7 +52,50 @@ type viewItem struct {
 	data       []byte
 	lease      uint64
 	generation uint64
-	dev        *device
+	dev        *device // nil if data is a copy
+}
+
+// hold is leases that the keeper renews from Client.keep to Client.letGo.
+type hold struct {
+	leases   []uint64
+	leaseMS  uint64       // the longest of them
+	deadline atomic.Int64 // of the lease that ends first; the holder stops before
+	broken   atomic.Bool  // one has ended
+	renewing atomic.Bool
+	turn     uint64 // tells one use from the next: an answer to a renewal may come that late; under Client.viewMu
+}
+
+// begin makes h a hold on nothing, which never ends.
+func (h *hold) begin() {
+	h.leases, h.leaseMS = h.leases[:0], 0
+	h.broken.Store(false)
+	h.deadline.Store(math.MaxInt64)
+}
+
+// add takes a lease that was asked for at sentAt.
+func (h *hold) add(r *protocol.LookupResult, sentAt int64) {
+	h.leases = append(h.leases, r.Lease)
+	h.leaseMS = max(h.leaseMS, r.LeaseMS)
+	h.deadline.Store(min(h.deadline.Load(), leaseEnd(r, sentAt)))
+}
+
+// over reports whether a lease may have ended by now.
+func (h *hold) over(now int64) bool { return now >= h.deadline.Load() || h.broken.Load() }
+
+// keep has the leases of h renewed. h must not change until letGo.
+func (c *Client) keep(h *hold) {
+	c.viewMu.Lock()
+	defer c.viewMu.Unlock()
+	h.turn++
+	h.renewing.Store(false)
+	c.holds[h] = struct{}{}
+}
+
+// letGo ends that.
+func (c *Client) letGo(h *hold) {
+	c.viewMu.Lock()
+	defer c.viewMu.Unlock()
+	delete(c.holds, h)
 }
 
 // ViewBatch looks keys up with one exchange and returns their bytes without copying them. With stopAtMiss the walk
@@ -94,18 +136,19 @@ func (v *Views) Bytes(i int) []byte { return v.items[i].data }
 func (v *Views) open(ctx context.Context, m *lookupMsg) error {
 	c := v.c
 	for range maxLate {
-		v.broken.Store(false)
 		sentAt, err := c.lookup(ctx, m)
 		if err != nil {
 			return err
 		}
 		v.fill(ctx, m, sentAt)
+		if err := ctx.Err(); err != nil {
+			v.discard()
+			return err //nolint:wrapcheck // callers wrap
+		}
 		if c.cfg.Clock() < v.deadline.Load() {
 			v.count()
 			v.isOpen = true
-			c.viewMu.Lock()
-			c.views[v] = struct{}{}
-			c.viewMu.Unlock()
+			c.keep(&v.hold)
 			return nil
 		}
 		v.discard()
@@ -115,16 +158,27 @@ func (v *Views) open(ctx context.Context, m *lookupMsg) error {
 	return ErrLease
 }
 
-// fill takes the results of a lookup. The deadline is that of the lease which ends first.
+// fill takes the results of a lookup. Those that are not mapped here are copied, and need their leases no more.
 func (v *Views) fill(ctx context.Context, m *lookupMsg, sentAt int64) {
 	c := v.c
-	end := sentAt + millis(1<<63) // nothing found: nothing ends
-	v.items, v.leaseMS = v.items[:0], 0
+	v.begin()
+	v.items = v.items[:0]
+	for len(v.copies) < len(m.rep.Results) {
+		v.copies = append(v.copies, nil)
+	}
+	far, at := c.fetchFar(ctx, m.rep.Results, sentAt, v.copies), 0
+	if far != nil {
+		defer c.freeFetch(far)
+		far.wait(ctx)
+	}
 	for i := range m.rep.Results {
 		r := &m.rep.Results[i]
 		var it viewItem
-		if r.Found {
-			it = v.item(ctx, r)
+		switch {
+		case far.has(i, &at):
+			it = v.copied(ctx, i, m.req.Keys[i], r, sentAt, far.outcome(at-1, r))
+		case r.Found:
+			it = v.item(ctx, i, m.req.Keys[i], r, sentAt)
 		}
 		if !it.found && m.req.StopAtMiss {
 			for ; i < len(m.rep.Results); i++ {
@@ -132,23 +186,46 @@ func (v *Views) fill(ctx context.Context, m *lookupMsg, sentAt int64) {
 			}
 			break
 		}
-		if it.found {
-			end = min(end, leaseEnd(r, sentAt))
-			v.leaseMS = max(v.leaseMS, r.LeaseMS)
+		if it.dev != nil {
+			v.add(r, sentAt)
 		} else {
 			c.giveBack(r.Lease)
 		}
 		v.items = append(v.items, it)
 	}
-	v.deadline.Store(end)
 }
 
-// item makes the bytes of a location ready to be read; they are a miss if they are not what was stored.
-func (v *Views) item(ctx context.Context, r *protocol.LookupResult) viewItem {
+// copied is the item of an entry that is not mapped, of which a copy was made, or is made now from another location.
+func (v *Views) copied(ctx context.Context, i int, key []byte, r *protocol.LookupResult, sentAt int64, got int) viewItem {
+	switch got {
+	case bad, stale:
+		v.copies[i], got = v.c.copyNext(ctx, r, sentAt, v.copies[i], r.KVLength, got)
+	}
+	if got == late {
+		v.leaseMS = max(v.leaseMS, r.LeaseMS)
+		v.deadline.Store(0) // open looks it up again, for longer
+	}
+	if got != good {
+		return viewItem{}
+	}
+	if r.Promote {
+		v.c.promote(key, r, v.copies[i])
+	}
+	return viewItem{found: true, data: v.copies[i]}
+}
+
+// item makes the bytes of a location ready to be read; they are a miss if they are not what was stored, there and
+// elsewhere.
+func (v *Views) item(ctx context.Context, i int, key []byte, r *protocol.LookupResult, sentAt int64) viewItem {
 	c := v.c
 	dev, data := c.resolve(ctx, &r.Location)
 	if dev == nil {
-		return viewItem{}
+		return v.copied(ctx, i, key, r, sentAt, bad)
+	}
+	if dev.far != nil {
+		var got int
+		v.copies[i], got = c.copyFar(ctx, dev, r, sentAt, v.copies[i])
+		return v.copied(ctx, i, key, r, sentAt, got)
 	}
 	err := dev.read.Refresh(data)
 	sound := true
@@ -166,7 +243,7 @@ func (v *Views) item(ctx context.Context, r *protocol.LookupResult) viewItem {
 		return viewItem{found: true, data: data, lease: r.Lease, generation: r.Generation, dev: dev}
 	}
 	dev.drop()
-	return viewItem{}
+	return v.copied(ctx, i, key, r, sentAt, bad)
 }
 
 // count enters what was found in the counters.
@@ -175,7 +252,10 @@ func (v *Views) count() {
 	for i := range v.items {
 		if v.items[i].found {
 			n.hits.Add(1)
-			n.bytesRead.Add(uint64(len(v.items[i].data)))
+			if v.items[i].dev != nil { // copies are counted when they are made
+				n.bytesRead.Add(uint64(len(v.items[i].data)))
+				n.readFrom(v.items[i].dev)
+			}
 		} else {
 			n.misses.Add(1)
 		}
@@ -185,15 +265,13 @@ func (v *Views) count() {
 // discard gives up what v holds.
 func (v *Views) discard() {
 	c := v.c
-	c.viewMu.Lock()
-	delete(c.views, v)
-	c.viewMu.Unlock()
+	c.letGo(&v.hold)
 	for i := range v.items {
 		if it := &v.items[i]; it.dev != nil {
 			c.giveBack(it.lease)
 			it.dev.drop()
-			v.items[i] = viewItem{}
 		}
+		v.items[i] = viewItem{}
 	}
 	v.isOpen = false
 }
@@ -208,7 +286,7 @@ func (v *Views) Close() error {
 	sound := v.c.cfg.Clock() < v.deadline.Load() && !v.broken.Load()
 	for i := range v.items {
 		it := &v.items[i]
-		sound = sound && (!it.found || it.dev.generation() == it.generation)
+		sound = sound && (it.dev == nil || it.dev.generation() == it.generation)
 	}
 	v.discard()
 	if !sound {
@@ -225,37 +303,36 @@ func (v *Views) Guard(f func()) error { return cxl.Guard(f) } //nolint:wrapcheck
 // Guard runs f, which reads the view's bytes, as Views.Guard does.
 func (v *View) Guard(f func()) error { return v.set.Guard(f) }
 
-// renewViews asks for more time for the views of which half the lease is over.
-func (c *Client) renewViews(now int64) {
+// renewHolds asks for more time for the holds of which half the lease is over.
+func (c *Client) renewHolds(now int64) {
 	c.viewMu.Lock()
 	defer c.viewMu.Unlock()
-	for v := range c.views {
-		if v.deadline.Load()-now > millis(v.leaseMS)/2 || v.broken.Load() || v.renewing.Swap(true) {
+	for h := range c.holds {
+		if h.deadline.Load()-now > millis(h.leaseMS)/2 || h.broken.Load() || h.renewing.Swap(true) {
 			continue
 		}
-		m := new(leasesMsg)
-		m.req.LeaseMS = v.leaseMS
-		for i := range v.items {
-			if v.items[i].found {
-				m.req.Leases = append(m.req.Leases, v.items[i].lease)
-			}
-		}
-		if len(m.req.Leases) == 0 || !c.spawn(func() { c.renew(v, m) }) {
-			v.renewing.Store(false)
+		m, turn := new(leasesMsg), h.turn
+		m.req.LeaseMS = h.leaseMS
+		m.req.Leases = append(m.req.Leases, h.leases...)
+		if len(m.req.Leases) == 0 || !c.spawn(func() { c.renew(h, turn, m) }) {
+			h.renewing.Store(false)
 		}
 	}
 }
 
-// renew extends one view. Only an answer that arrives before the deadline counts: it then shows that the lease never
+// renew extends one hold. Only an answer that arrives before the deadline counts: it then shows that the lease never
 // ended in between.
-func (c *Client) renew(v *Views, m *leasesMsg) {
+func (c *Client) renew(v *hold, turn uint64, m *leasesMsg) {
 	ctx, cancel := context.WithTimeout(c.life, c.cfg.CallTimeout)
 	defer cancel()
 	sentAt, _, err := c.roundTrip(ctx, nil, protocol.TypeRenew, m, 0)
 	c.viewMu.Lock()
 	defer c.viewMu.Unlock()
+	if _, open := c.holds[v]; !open || v.turn != turn {
+		return
+	}
 	defer v.renewing.Store(false)
-	if _, open := c.views[v]; !open || err != nil {
+	if err != nil {
 		return
 	}
 	for _, held := range m.rep.Results {

@@ -10,14 +10,18 @@ import (
 	"larder/protocol"
 )
 
-// Alloc is memory of the pool that the caller fills in place and then stores. It is for one goroutine at a time; its
-// bytes may be written by many.
+// Alloc is memory of the pool that the caller fills in place and then stores. Where the pool's memory is not mapped here
+// it is memory of this process, which Store sends there. It is for one goroutine at a time; its bytes may be written by
+// many.
 type Alloc struct {
 	c    *Client
 	s    *session
 	key  []byte
 	size int
 	run  run
+
+	sent bool   // its bytes are in the pool's memory, which is not mapped here
+	sum  uint64 // their checksum; 0 = none
 
 	mu    sync.Mutex
 	bytes []byte
@@ -29,32 +33,44 @@ type Alloc struct {
 // The region that it lies in may be taken away while the caller writes: Store then fails with ErrRevoked (or
 // ErrSessionExpired), and what the caller has written, and still writes, goes nowhere. Repeat Alloc then.
 func (c *Client) Alloc(ctx context.Context, key []byte, size int) (*Alloc, error) {
+	a, err := c.alloc(ctx, key, size, true)
+	return a, fail("alloc", key, err)
+}
+
+// alloc reserves memory. Where the pool's is not mapped here there are bytes to fill only if staging.
+func (c *Client) alloc(ctx context.Context, key []byte, size int, staging bool) (*Alloc, error) {
 	if err := c.checkKey(key); err != nil {
-		return nil, fail("alloc", key, err)
+		return nil, err
 	}
 	if size <= 0 || size > maxValue {
-		return nil, fail("alloc", key, fmt.Errorf("%w: a value has 1 to %d bytes", ErrConfig, uint64(maxValue)))
+		return nil, fmt.Errorf("%w: a value has 1 to %d bytes", ErrConfig, uint64(maxValue))
 	}
 	for {
 		s, err := c.session(ctx)
 		if err != nil {
-			return nil, fail("alloc", key, err)
+			return nil, err
 		}
 		if err := c.writable(ctx, s); errors.Is(err, ErrSessionExpired) {
 			continue
 		} else if err != nil {
-			return nil, fail("alloc", key, err)
+			return nil, err
 		}
 		t, err := c.acquireOne(ctx, size)
 		if err != nil {
-			return nil, fail("alloc", key, err)
+			return nil, err
 		}
 		if t.n == 0 {
 			continue // the region went while the run was on its way
 		}
-		return &Alloc{
-			c: c, s: s, key: append([]byte(nil), key...), size: size, run: t, bytes: t.bytes(size),
-		}, nil
+		a := &Alloc{c: c, s: s, key: append([]byte(nil), key...), size: size, run: t}
+		switch {
+		case t.r.far && !staging:
+		case t.r.far:
+			a.bytes = make([]byte, size)
+		default:
+			a.bytes = t.bytes(size)
+		}
+		return a, nil
 	}
 }
 
@@ -130,10 +146,11 @@ func (a *Alloc) finish() bool {
 // register makes the REGISTER of an Alloc. The region counts the Alloc until the bytes are published, so that it is
 // not unmapped before.
 func (op *storeOp) register(ctx context.Context, a *Alloc) (PutResult, error) {
-	c, t := a.c, a.run
+	c, r := a.c, a.run.r
 	e := protocol.RegisterEntry{Key: a.key}
 	err := c.seal(ctx, a, &e)
-	c.pool.endAlloc(t.r)
+	c.pool.endAlloc(r)
+	t := a.run
 	op.items, op.out, op.todo = op.one[:], op.res[:], append(op.todo[:0], 0)
 	op.res[0] = PutResult{}
 	op.again, op.left = op.again[:0], false
@@ -144,8 +161,9 @@ func (op *storeOp) register(ctx context.Context, a *Alloc) (PutResult, error) {
 	if err == nil {
 		op.one[0].Attrs.describe(&e)
 		op.req.Context = op.one[0].Attrs.Context
-		op.req.Entries, op.entries = append(op.req.Entries[:0], e), append(op.entries[:0], 0)
+		op.req.Entries, op.entries = append(op.req.Entries[:0], e), append(op.entries[:0], placed{t: &op.want.runs[0]})
 		op.typ = protocol.TypeBatchRegister
+		op.replicateAlloc(ctx, a)
 		op.announce()
 		if err = c.mutate(ctx, a.s, op.typ, op, 0); err == nil {
 			err = op.outcome()
@@ -153,6 +171,7 @@ func (op *storeOp) register(ctx context.Context, a *Alloc) (PutResult, error) {
 	}
 	if !op.left {
 		c.pool.putBack(&op.want)
+		op.putExtras()
 	}
 	switch {
 	case err != nil:
@@ -163,17 +182,30 @@ func (op *storeOp) register(ctx context.Context, a *Alloc) (PutResult, error) {
 	return op.res[0], op.res[0].Err
 }
 
+// replicateAlloc writes the replicas of what the user wrote, which stays where it is meanwhile.
+func (op *storeOp) replicateAlloc(ctx context.Context, a *Alloc) {
+	p, r := op.c.pool, a.run.r
+	if a.bytes == nil || !op.c.replicates(op.one[:]) || !p.beginCopy(r) {
+		return
+	}
+	defer p.endCopy(r)
+	op.pages, op.want.found = append(op.pages[:0], a.run.n), append(op.want.found[:0], false)
+	op.replicate(ctx, a.s)
+	op.writeExtras(0, &Item{Key: a.key, Value: a.bytes})
+	op.finish(ctx)
+}
+
 // seal makes what the user wrote readable by others and says where it lies.
 func (c *Client) seal(ctx context.Context, a *Alloc, e *protocol.RegisterEntry) error {
 	t := a.run
 	if err := c.writable(ctx, a.s); err != nil {
 		return err
 	}
+	if t.r.far {
+		return c.sealFar(ctx, a, e)
+	}
 	if !c.pool.beginCopy(t.r) {
-		if errors.Is(t.r.lost, ErrSessionExpired) {
-			return ErrSessionExpired
-		}
-		return ErrRevoked
+		return c.whyLost(t.r)
 	}
 	b := t.bytes(a.size)
 	err := c.publish(t, b)
@@ -188,4 +220,46 @@ func (c *Client) seal(ctx context.Context, a *Alloc, e *protocol.RegisterEntry) 
 	t.place(e, a.size)
 	c.counters.bytesWritten.Add(uint64(a.size)) //nolint:gosec // positive
 	return nil
+}
+
+// sealFar sends what the user wrote to a region that is not mapped.
+func (c *Client) sealFar(ctx context.Context, a *Alloc, e *protocol.RegisterEntry) error {
+	if a.sent {
+		if !c.pool.beginCopy(a.run.r) {
+			return c.whyLost(a.run.r)
+		}
+		c.pool.endCopy(a.run.r)
+		e.Checksum = a.sum
+		a.run.place(e, a.size)
+		return nil
+	}
+	var o sending
+	if !o.add(c.pool, a.run, a.bytes) {
+		return c.whyLost(a.run.r)
+	}
+	if c.cfg.Checksums {
+		e.Checksum = checksum(a.bytes)
+	}
+	o.run(ctx, c)
+	a.run.place(e, a.size)
+	switch o.fate(c, 0) {
+	case written:
+		return nil
+	case loose:
+		a.run = run{} // its pages are not the store's any more
+	}
+	if err := ctx.Err(); err != nil {
+		return err //nolint:wrapcheck // callers wrap
+	}
+	return ErrRevoked // the region was given back: another Alloc gets another one
+}
+
+// whyLost says why a region is not the client's any more.
+func (c *Client) whyLost(r *region) error {
+	c.pool.mu.Lock()
+	defer c.pool.mu.Unlock()
+	if errors.Is(r.lost, ErrSessionExpired) {
+		return ErrSessionExpired
+	}
+	return ErrRevoked
 }

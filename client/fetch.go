@@ -1,0 +1,233 @@
+package client
+
+import (
+	"context"
+	"errors"
+
+	"larder/protocol"
+	"larder/transfer"
+)
+
+// fetch is the reads of one call from devices that are not mapped: one batch of transfers, under leases that are renewed
+// until it ends. It is reused.
+type fetch struct {
+	c     *Client
+	hold  hold
+	reqs  []transfer.Request
+	parts []part
+	batch *transfer.Batch
+	bytes uint64
+	err   error // why there is no batch
+}
+
+// part is one read of a fetch.
+type part struct {
+	index int // of the call's keys
+	dev   *device
+}
+
+func (c *Client) newFetch() *fetch {
+	f := c.fetches.Get().(*fetch) //nolint:forcetypeassert // the pool holds nothing else
+	f.c = c
+	f.hold.begin()
+	return f
+}
+
+// add plans to read a location into dst, which is as long as it. The fetch takes the hold on the device over.
+func (f *fetch) add(index int, dev *device, r *protocol.LookupResult, sentAt int64, dst []byte) {
+	at, _ := dev.far.within(&r.Location) // checked by resolve
+	f.reqs = append(f.reqs, transfer.Request{
+		Op: transfer.Read, Segment: dev.far.seg.Segment, Buffer: dev.far.buffer, Offset: at, Local: dst,
+	})
+	f.parts = append(f.parts, part{index, dev})
+	f.bytes += uint64(len(dst))
+	f.hold.add(r, sentAt)
+}
+
+// start sends the reads out.
+func (f *fetch) start() {
+	f.c.keep(&f.hold)
+	f.batch, f.err = f.c.devices.carrier.submit(f.reqs, f.c.transferTime(f.bytes))
+}
+
+// wait returns when all reads have ended, and nothing lands in the callers' memory any more. When ctx is over those end
+// that have not begun.
+func (f *fetch) wait(ctx context.Context) {
+	if f.batch == nil {
+		return
+	}
+	select {
+	case <-f.batch.Done():
+	case <-ctx.Done():
+		f.batch.Cancel()
+		<-f.batch.Done()
+	}
+}
+
+// outcome tells whether the j-th read, which r asked for, brought what was stored.
+func (f *fetch) outcome(j int, r *protocol.LookupResult) int {
+	c, dev, err := f.c, f.parts[j].dev, f.err
+	if f.batch != nil {
+		_, err = f.batch.Status(j)
+	}
+	dst := f.reqs[j].Local
+	switch {
+	case errors.Is(err, transfer.ErrCanceled):
+		return bad
+	case err != nil:
+		c.counters.remoteFaults.Add(1)
+		c.failed(dev, err)
+		if dev.far.stale.Load() {
+			return stale
+		}
+		return bad
+	case dev.generation() != r.Generation:
+		c.counters.generationMisses.Add(1)
+		return stale
+	case f.hold.over(c.cfg.Clock()):
+		c.counters.late.Add(1)
+		return late
+	case c.cfg.Checksums && r.Checksum != 0 && checksum(dst) != r.Checksum:
+		c.counters.checksumFaults.Add(1)
+		return bad
+	}
+	dev.worked()
+	c.counters.remoteReads.Add(1)
+	c.counters.readFrom(dev)
+	c.counters.bytesRead.Add(uint64(len(dst)))
+	return good
+}
+
+// freeFetch gives a fetch back that has ended.
+func (c *Client) freeFetch(f *fetch) {
+	c.letGo(&f.hold)
+	for i := range f.parts {
+		f.parts[i].dev.drop()
+	}
+	clear(f.parts)
+	clear(f.reqs)
+	f.reqs, f.parts, f.batch, f.bytes, f.err = f.reqs[:0], f.parts[:0], nil, 0, nil
+	c.fetches.Put(f)
+}
+
+// copyFar is copyOut for a device that is not mapped, whose hold it takes over.
+func (c *Client) copyFar(ctx context.Context, dev *device, r *protocol.LookupResult, sentAt int64, dst []byte) ([]byte, int) {
+	f := c.newFetch()
+	defer c.freeFetch(f)
+	dst = sized(dst, r.KVLength)
+	f.add(0, dev, r, sentAt, dst)
+	f.start()
+	f.wait(ctx)
+	return dst, f.outcome(0, r)
+}
+
+// fetchFar begins to read those results of a lookup whose best location is not mapped, into dst. It returns nil if there
+// are none.
+func (c *Client) fetchFar(ctx context.Context, results []protocol.LookupResult, sentAt int64, dst [][]byte) *fetch {
+	var f *fetch
+	for i := range results {
+		r := &results[i]
+		if !r.Found {
+			continue
+		}
+		c.prefer(ctx, r)
+		if c.devices.mapped(r.Device) {
+			continue
+		}
+		dev, _ := c.resolve(ctx, &r.Location)
+		if dev == nil || dev.far == nil {
+			if dev != nil {
+				dev.drop()
+			}
+			continue // mapped by now, or not to be had: copyAny finds out
+		}
+		if f == nil {
+			f = c.newFetch()
+		}
+		dst[i] = sized(dst[i], r.KVLength)
+		f.add(i, dev, r, sentAt, dst[i])
+	}
+	if f != nil {
+		f.start()
+	}
+	return f
+}
+
+// has reports whether the fetch reads the index-th key. Parts are in the order of the keys: at is the first that is not
+// before it.
+func (f *fetch) has(index int, at *int) bool {
+	if f == nil || *at == len(f.parts) || f.parts[*at].index != index {
+		return false
+	}
+	*at++
+	return true
+}
+
+// sized returns dst with n bytes, in its own memory if that suffices.
+func sized(dst []byte, n uint64) []byte {
+	if uint64(cap(dst)) < n {
+		return make([]byte, n)
+	}
+	return dst[:n]
+}
+
+// prefer puts the location of a result first that costs the least to read.
+func (c *Client) prefer(ctx context.Context, r *protocol.LookupResult) {
+	if len(r.Copies) == 0 {
+		return
+	}
+	now := c.cfg.Clock()
+	best, at := c.rank(ctx, &r.Location, now), -1
+	for i := range r.Copies {
+		if best == rankMapped {
+			break
+		}
+		if n := c.rank(ctx, &r.Copies[i], now); n < best {
+			best, at = n, i
+		}
+	}
+	if at >= 0 {
+		r.Location, r.Copies[at] = r.Copies[at], r.Location
+	}
+}
+
+// rank says what it costs to read a location now.
+func (c *Client) rank(ctx context.Context, l *protocol.Location, now int64) int {
+	dev := c.device(ctx, l.Device, l.Generation)
+	if dev == nil {
+		return rankNone
+	}
+	defer dev.drop()
+	return dev.rank(now)
+}
+
+// copyAny is copyOut from the best location that can be read, all under the same lease.
+func (c *Client) copyAny(ctx context.Context, r *protocol.LookupResult, sentAt int64, dst []byte, total uint64) ([]byte, int) {
+	c.prefer(ctx, r)
+	value, got := c.copyOut(ctx, r, sentAt, dst, total)
+	if got == good || got == late {
+		return value, got
+	}
+	return c.copyNext(ctx, r, sentAt, value, total, got)
+}
+
+// copyNext reads a result of which one location turned out to be unreadable, from the others. When there is none, and the
+// node of that one has another buffer by now, the leader is asked where that is.
+func (c *Client) copyNext(ctx context.Context, r *protocol.LookupResult, sentAt int64, dst []byte, total uint64, got int) (
+	[]byte, int,
+) {
+	first, again := r.Location, got == stale
+	for len(r.Copies) > 0 && (got == bad || got == stale) {
+		c.counters.fallovers.Add(1)
+		r.Location, r.Copies = r.Copies[0], r.Copies[1:]
+		dst, got = c.copyOut(ctx, r, sentAt, dst, total)
+	}
+	if again && got != good && got != late {
+		r.Location = first
+		dst, got = c.copyOut(ctx, r, sentAt, dst, total)
+	}
+	if got == stale {
+		got = bad
+	}
+	return dst, got
+}

@@ -1,0 +1,205 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"larder/protocol"
+)
+
+// laid lays n entries of size bytes on a node.
+func laid(n *fakeNode, count, size int) (keys [][]byte) {
+	for i := range count {
+		key := fmt.Sprint("far", i)
+		b := value(key, size)
+		n.lay(key, b, checksum(b))
+		keys = append(keys, []byte(key))
+	}
+	return keys
+}
+
+func TestEntriesOfADeviceThatIsNotMappedAreReadByTransfer(t *testing.T) {
+	for _, sums := range []bool{false, true} {
+		t.Run(fmt.Sprint("checksums=", sums), func(t *testing.T) {
+			f := newFake(t, 16*4096, 1)
+			keys := laid(f.addNode(t, "dram", 1<<20), 5, 70_000)
+			c := f.open(t, func(cfg *Config) { cfg.Checksums = sums })
+			put(t, c, "near", 4096)
+			requireValue(t, c, "far0", 70_000)
+
+			got, err := c.GetBatch(t.Context(), append(keys, []byte("near"), []byte("none")), nil)
+			require.NoError(t, err)
+			for i, k := range keys {
+				require.Equal(t, value(string(k), 70_000), got[i])
+			}
+			require.Equal(t, value("near", 4096), got[5])
+			require.Nil(t, got[6])
+
+			v, err := c.ViewBatch(t.Context(), [][]byte{keys[3], []byte("near"), []byte("none"), keys[4]}, true)
+			require.NoError(t, err)
+			require.Equal(t, 2, v.Len())
+			require.Equal(t, value("far3", 70_000), v.Bytes(0))
+			require.Equal(t, value("near", 4096), v.Bytes(1))
+			require.NoError(t, v.Close())
+			require.EqualValues(t, 1+5+1, c.Stats().RemoteReads)
+		})
+	}
+}
+
+func TestAViewOfARemoteEntryIsACopyThatNeedsNoLease(t *testing.T) {
+	f := newFake(t, 16*4096, 1)
+	n := f.addNode(t, "dram", 1<<20)
+	laid(n, 1, 5000)
+	c := f.open(t, nil)
+	v, err := c.View(t.Context(), []byte("far0"))
+	require.NoError(t, err)
+	n.forget(t)
+	require.Equal(t, value("far0", 5000), v.Bytes())
+	require.NoError(t, v.Close())
+}
+
+func TestRemoteBytesOfAnotherChecksumAreAMiss(t *testing.T) {
+	f := newFake(t, 16*4096, 1)
+	n := f.addNode(t, "dram", 1<<20)
+	n.lay("k", value("k", 4096), 12345)
+	c := f.open(t, func(cfg *Config) { cfg.Checksums = true })
+	_, err := c.Get(t.Context(), []byte("k"), nil)
+	require.ErrorIs(t, err, ErrNotFound)
+	require.EqualValues(t, 1, c.Stats().ChecksumFaults)
+}
+
+// A node that was started again has its bytes under another handle, which the leader knows.
+func TestABufferThatIsGoneIsAskedFor(t *testing.T) {
+	f := newFake(t, 16*4096, 1)
+	n := f.addNode(t, "ssd", 1<<20)
+	laid(n, 3, 5000)
+	c := f.open(t, nil)
+	requireValue(t, c, "far0", 5000)
+	n.forget(t)
+	requireValue(t, c, "far0", 5000)
+	requireValue(t, c, "far1", 5000)
+	require.EqualValues(t, 1, c.Stats().RemoteFaults)
+}
+
+// Bytes of another generation than the leader has told of are never read.
+func TestARemoteGenerationIsCompared(t *testing.T) {
+	f := newFake(t, 16*4096, 1)
+	n := f.addNode(t, "dram", 1<<20)
+	x := n.lay("k", value("k", 4096), 0)
+	c := f.open(t, nil)
+	requireValue(t, c, "k", 4096)
+	f.do(func() { x.loc.Generation = 99 }) // of before the node lost its memory
+	_, err := c.Get(t.Context(), []byte("k"), nil)
+	require.ErrorIs(t, err, ErrNotFound)
+	f.do(func() { n.gen, x.loc.Generation = 101, 101 })
+	requireValue(t, c, "k", 4096)
+}
+
+// Bytes whose device was lost while they were on their way do not count.
+func TestARemoteGenerationIsComparedAfterTheRead(t *testing.T) {
+	f := newFake(t, 16*4096, 1)
+	n := f.addNode(t, "dram", 1<<20)
+	n.behindProxy(t)
+	n.lay("k", value("k", 4096), 0)
+	c := f.open(t, nil)
+	requireValue(t, c, "k", 4096)
+	n.proxy.freeze()
+	read := make(chan error, 1)
+	go func() {
+		_, err := c.Get(t.Context(), []byte("k"), nil)
+		read <- err
+	}()
+	require.Eventually(t, func() bool { return f.count(protocol.TypeLookup) == 2 }, 5*time.Second, time.Millisecond)
+	lost := n.device()
+	lost.Generation++
+	c.devices.learn("", []protocol.Device{lost})
+	f.do(func() { n.gen++ })
+	n.proxy.thaw()
+	require.ErrorIs(t, <-read, ErrNotFound)
+}
+
+func TestADeviceThatNobodyServesIsAMissUntilItIs(t *testing.T) {
+	f := newFake(t, 16*4096, 1)
+	n := f.addNode(t, "dram", 1<<20)
+	f.do(func() { n.hidden = true })
+	laid(n, 1, 4096)
+	c := f.open(t, nil)
+	_, err := c.Get(t.Context(), []byte("far0"), nil)
+	require.ErrorIs(t, err, ErrNotFound)
+	require.NotZero(t, c.Stats().GenerationMisses)
+	f.do(func() { n.hidden = false })
+	require.Eventually(t, func() bool {
+		_, err := c.Get(t.Context(), []byte("far0"), nil)
+		return err == nil
+	}, 5*time.Second, 10*time.Millisecond)
+}
+
+// A read that takes longer than its lease goes on as long as the lease is renewed, and does not count otherwise.
+func TestARemoteReadKeepsItsLease(t *testing.T) {
+	f := newFake(t, 16*4096, 1)
+	laid(f.addNode(t, "dram", 1<<20), 1, 4096)
+	c := f.open(t, nil)
+	h := &hold{}
+	h.begin()
+	sentAt := c.cfg.Clock()
+	h.add(&protocol.LookupResult{Lease: 7, LeaseMS: 100}, sentAt)
+	f.do(func() { f.leases[7] = &fakeEntry{} })
+	c.keep(h)
+	require.Eventually(t, func() bool { return f.count(protocol.TypeRenew) >= 3 }, 5*time.Second, time.Millisecond)
+	require.False(t, h.over(sentAt+100e6))
+	c.letGo(h)
+}
+
+func TestACanceledRemoteReadIsNoMiss(t *testing.T) {
+	f := newFake(t, 16*4096, 1)
+	n := f.addNode(t, "dram", 1<<20)
+	laid(n, 1, 4096)
+	n.behindProxy(t).freeze()
+	c := f.open(t, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	f.do(func() {
+		f.after = func(_ *fakeConn, h protocol.Header) bool {
+			if h.Type == protocol.TypeLookup || h.Type == protocol.TypeBatchLookup {
+				cancel()
+			}
+			return true
+		}
+	})
+	_, err := c.Get(ctx, []byte("far0"), nil)
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+func TestReadersTakeTheCheapestCopyAndFallOver(t *testing.T) {
+	f := newFake(t, 16*4096, 1)
+	f.features = protocol.FeatureCopies
+	slow, fast := f.addNode(t, "ssd", 1<<20), f.addNode(t, "dram", 1<<20)
+	keys := laid(slow, 4, 4096)
+	laid(fast, 4, 4096)
+	c := f.open(t, nil)
+	clear(slow.mem) // nobody looks there while the other can be had
+	requireValue(t, c, "far0", 4096)
+	_, err := c.GetBatch(t.Context(), keys, nil)
+	require.NoError(t, err)
+
+	for i, k := range keys {
+		copy(slow.mem[i*4096:], value(string(k), 4096))
+	}
+	require.NoError(t, fast.engine.Close())
+	requireValue(t, c, "far0", 4096)
+	require.NotZero(t, c.Stats().Fallovers)
+	fallen := c.Stats().Fallovers
+	got, err := c.GetBatch(t.Context(), keys, nil)
+	require.NoError(t, err)
+	for i, k := range keys {
+		require.Equal(t, value(string(k), 4096), got[i])
+	}
+	require.Equal(t, fallen, c.Stats().Fallovers, "what has failed is avoided for a while")
+	v, err := c.ViewBatch(t.Context(), keys, true)
+	require.NoError(t, err)
+	require.Equal(t, 4, v.Len())
+	require.NoError(t, v.Close())
+}
