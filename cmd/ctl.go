@@ -19,6 +19,7 @@ type ctlCmd struct {
 	Status         ctlStatus   `cmd:"" help:"Leader, term, log, disk, pool and policy."`
 	Members        ctlMembers  `cmd:"" help:"List, add, promote and remove members."`
 	TransferLeader ctlTransfer `cmd:"" help:"Hand leadership to a member, or to the one that is furthest."`
+	Devices        ctlDevices  `cmd:"" help:"List devices: where they are, how full, and how they are used."`
 	Regions        ctlRegions  `cmd:"" help:"List regions."`
 	Clients        ctlClients  `cmd:"" help:"List clients' sessions."`
 	Keys           ctlKeys     `cmd:"" help:"List entries."`
@@ -31,7 +32,10 @@ type ctlCmd struct {
 	Clear          ctlClear    `cmd:"" help:"Drop entries by key prefix or context, or all."`
 	Snapshot       ctlSnapshot `cmd:"" help:"Save the index to a file, and restore it."`
 	Check          ctlCheck    `cmd:"" help:"Compare the index with the devices."`
-	Drain          ctlDrain    `cmd:"" help:"Take all regions from a client."`
+	Drain          ctlDrain    `cmd:"" help:"Give up a device or a node, or take all regions from a client."`
+	Copy           ctlCopy     `cmd:"" help:"Copy entries to a tier, a device or a node."`
+	Move           ctlMove     `cmd:"" help:"Move entries to a tier, a device or a node."`
+	Tasks          ctlTasks    `cmd:"" help:"List and end what is copied between devices."`
 	Policy         ctlPolicy   `cmd:"" help:"Show and change the replicated settings."`
 	Tenants        ctlTenants  `cmd:"" help:"List tenants, and change their limits."`
 	Upgrade        ctlUpgrade  `cmd:"" help:"Raise the cluster version, when every member runs the new release."`
@@ -51,11 +55,16 @@ func (c *ctlCmd) timeout(command string) time.Duration {
 	switch {
 	case c.Timeout > 0:
 		return c.Timeout
-	case strings.HasPrefix(command, "ctl snapshot"), strings.HasPrefix(command, "ctl check"):
+	case strings.HasPrefix(command, "ctl snapshot"), strings.HasPrefix(command, "ctl check"), c.waits():
 		return longTimeout
 	default:
 		return shortTimeout
 	}
+}
+
+// waits reports whether the command waits for bytes to be copied.
+func (c *ctlCmd) waits() bool {
+	return c.Drain.Device.Wait || c.Drain.Node.Wait || c.Copy.Wait || c.Move.Wait
 }
 
 // Default timeouts of commands that are decided at once, and of those that read the whole pool or index.
@@ -145,16 +154,6 @@ func membersTable(members []server.MemberStatus) *table {
 			role = "learner"
 		}
 		t.row(m.ID, role, m.Addr, m.Client, m.Admin, m.Active, m.Lag)
-	}
-	return t
-}
-
-// devicesTable shows devices.
-func devicesTable(devices []server.DeviceStatus) *table {
-	t := newTable("-DEVICE", "TIER", "PATH", "NODE", "COHERENCE", "-SIZE", "-FREE", "-REGIONS", "GENERATION")
-	for i := range devices {
-		d := &devices[i]
-		t.row(d.ID, d.Tier, d.Path, d.Node, d.Coherence, bytesText(d.Size), bytesText(d.Free), d.Regions, d.Generation)
 	}
 	return t
 }

@@ -307,6 +307,10 @@ func (k *ctlCheck) Run(c *call) error {
 		}
 		fmt.Fprintln(c.stdout)
 		for _, d := range report.Foreign {
+			if d.Home != "" {
+				fmt.Fprintf(c.stdout, "not checked: device %d: %s serves it\n", d.ID, d.Home)
+				continue
+			}
 			fmt.Fprintf(c.stdout, "not checked: device %d, %s: it is attached to host %s; repeat this when a member there leads "+
 				"(larder ctl transfer-leader)\n", d.ID, d.Path, d.Node)
 		}
@@ -321,13 +325,13 @@ func (k *ctlCheck) Run(c *call) error {
 	return nil
 }
 
-// ctlDrain is larder ctl drain.
-type ctlDrain struct {
+// ctlDrainClient is larder ctl drain client.
+type ctlDrainClient struct {
 	Instance string `arg:"" help:"The client's instance name; larder ctl clients lists them."`
 }
 
 // Run implements the command.
-func (d *ctlDrain) Run(c *call) error {
+func (d *ctlDrainClient) Run(c *call) error {
 	var reply server.DrainReply
 	if err := c.admin.post(c.ctx, "/drain", server.DrainRequest{Instance: d.Instance}, &reply); err != nil {
 		return err
@@ -378,6 +382,8 @@ func printSettings(c *call, s *server.SettingsView) error {
 		[2]string{"region size", bytesText(s.RegionSize)},
 		[2]string{"max regions per client", strconv.FormatUint(s.MaxRegionsPerInstance, 10)},
 		[2]string{"min region age", millis(int64(s.MinRegionAgeMS))}, //nolint:gosec // a duration
+		[2]string{"tier low", fmt.Sprintf("%d%%", s.TierLow)},
+		[2]string{"promote after", fmt.Sprintf("%d uses", s.PromoteAfter)},
 		[2]string{"cluster version", strconv.FormatUint(uint64(s.Version), 10)},
 	)
 }
@@ -390,6 +396,8 @@ type ctlPolicySet struct {
 	RegionSize            *server.Size   `help:"Region size for clients that name none."`
 	MaxRegionsPerInstance *uint64        `help:"Regions that one client may own; 0: no limit."`
 	MinRegionAge          *time.Duration `help:"Age before which a live client's region is not taken from it."`
+	TierLow               *uint64        `help:"Percent of a device in use from which on its cold end is copied to a slower tier; 100: never."`
+	PromoteAfter          *uint64        `help:"Uses of an entry in the slowest tier after which readers put a copy in a faster one; 0: never."`
 }
 
 // Run implements the command.
@@ -401,6 +409,7 @@ func (p *ctlPolicySet) Run(c *call) error {
 	in.TTLMS, in.MinRegionAgeMS = milliseconds(p.TTL), milliseconds(p.MinRegionAge)
 	in.PageSize, in.RegionSize = (*uint64)(p.PageSize), (*uint64)(p.RegionSize)
 	in.MaxRegionsPerInstance = p.MaxRegionsPerInstance
+	in.TierLow, in.PromoteAfter = p.TierLow, p.PromoteAfter
 	if in == (server.PolicyRequest{}) {
 		return usageError(errors.New("policy set: name a policy or an option to change"))
 	}

@@ -27,13 +27,15 @@ const (
 
 // cli is the whole command line.
 type cli struct {
-	Serve   serveCmd   `cmd:"" help:"Run a server: one member of a cluster, or all of it."`
-	Replay  replayCmd  `cmd:"" help:"Replay a trace against a cluster, or against a server started for it, and check every byte."`
-	Ctl     ctlCmd     `cmd:"" help:"Look at a cluster and change it."`
-	Top     topCmd     `cmd:"" help:"Watch a cluster in the terminal."`
-	Bench   benchCmd   `cmd:"" help:"Measure this machine and this program side by side."`
-	Config  configCmd  `cmd:"" help:"Check and print configurations."`
-	Version versionCmd `cmd:"" help:"Print the version."`
+	Serve    serveCmd    `cmd:"" help:"Run a server: one member of a cluster, or all of it."`
+	Node     nodeCmd     `cmd:"" help:"Contribute memory and disks of this host to a pool."`
+	Replay   replayCmd   `cmd:"" help:"Replay a trace against a cluster, or against a server started for it, and check every byte."`
+	Ctl      ctlCmd      `cmd:"" help:"Look at a cluster and change it."`
+	Top      topCmd      `cmd:"" help:"Watch a cluster in the terminal."`
+	Bench    benchCmd    `cmd:"" help:"Measure this machine and this program side by side."`
+	Transfer transferCmd `cmd:"" help:"Measure and look at the transfer engine: the ways between two processes."`
+	Config   configCmd   `cmd:"" help:"Check and print configurations."`
+	Version  versionCmd  `cmd:"" help:"Print the version."`
 }
 
 // env is what commands get from outside of their flags.
@@ -76,6 +78,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		kong.Description("A storage server for the KV cache of LLM serving engines."),
 		kong.Writers(stdout, stderr),
 		kong.Exit(func(code int) { exited = code }),
+		kong.Configuration(loadYAML),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true}),
 	)
 	if err != nil {

@@ -43,6 +43,8 @@ type replayCmd struct {
 	Prefix    string        `help:"In front of the keys, to keep runs against one cluster apart (default replay/)."`
 	JSON      bool          `help:"Print JSON."`
 	Quiet     bool          `help:"Show no progress."`
+
+	replayNodes `embed:""`
 }
 
 // Bounds of the region size that is derived.
@@ -57,14 +59,15 @@ const (
 
 // Run implements the command.
 func (r *replayCmd) Run(e *env) (err error) {
-	if r.Clients < 1 || r.Pages < 0 || r.Speed < 0 {
-		return usageError(errors.New("replay: --clients must be at least 1, --pages and --speed not negative"))
+	if err := r.check(); err != nil {
+		return usageError(err)
 	}
 	logger := slog.New(slog.NewTextHandler(e.stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	cfg := replay.Config{
 		Addrs: r.Addr, Trace: r.Trace, Sample: replay.Sample{Seed: r.Seed}, MaxRequest: r.Requests,
 		Clients: r.Clients, PageSize: uint64(r.Page), RegionSize: uint64(r.Region), Checksums: r.Checksums,
 		Prefault: r.Prefault, Speed: r.Speed, KeyPrefix: r.Prefix, Budget: r.Budget, Compare: r.Compare, Logger: logger,
+		Tier: r.Tier, Replicas: r.Replicas,
 	}
 	if !r.Quiet {
 		cfg.Progress = e.stderr
@@ -73,7 +76,7 @@ func (r *replayCmd) Run(e *env) (err error) {
 		}
 	}
 	if len(r.Addr) == 0 {
-		stop, err := r.startServer(&cfg, logger)
+		stop, err := r.startServer(e, &cfg, logger)
 		if err != nil {
 			return err
 		}
@@ -94,6 +97,21 @@ func (r *replayCmd) Run(e *env) (err error) {
 		return &exitError{exitUnwell, fmt.Errorf("%d blocks did not hold the bytes that were stored", report.Failures)}
 	}
 	return err
+}
+
+// check refuses flags that do not go together.
+func (r *replayCmd) check() error {
+	switch {
+	case r.Clients < 1 || r.Pages < 0 || r.Speed < 0 || r.Nodes < 0 || r.KillNodes < 0:
+		return errors.New("replay: --clients must be at least 1, --pages, --speed, --nodes and --kill-nodes not negative")
+	case r.Nodes > 0 && r.NodeDRAM == 0 && r.NodeSSD == 0:
+		return errors.New("replay: --nodes have nothing to contribute: add --node-dram or --node-ssd")
+	case r.Nodes == 0 && (r.NodeDRAM > 0 || r.NodeSSD > 0 || r.KillNodes > 0):
+		return errors.New("replay: say how many nodes with --nodes")
+	case r.Nodes > 0 && len(r.Addr) > 0:
+		return errors.New("replay: --nodes are for the server that is started; start larder node for a running cluster")
+	}
+	return nil
 }
 
 // evictions asks the admins that were named, or else those that the members name themselves: these may listen where
@@ -135,7 +153,7 @@ func phases(counts []uint64) (p replay.ByPhase) {
 
 // startServer starts a cluster of one on embedded defaults, and puts its address into cfg. stop ends it and removes
 // what was temporary.
-func (r *replayCmd) startServer(cfg *replay.Config, logger *slog.Logger) (stop func() error, err error) {
+func (r *replayCmd) startServer(e *env, cfg *replay.Config, logger *slog.Logger) (stop func() error, err error) {
 	dir, temporary := r.Data, r.Data == ""
 	remove := func() error { return nil }
 	if temporary {
@@ -185,7 +203,14 @@ func (r *replayCmd) startServer(cfg *replay.Config, logger *slog.Logger) (stop f
 		status := s.Status()
 		return phases(status.Stats.Evictions[:]), nil
 	}
-	return func() error { return errors.Join(stopServer(s, nil, &sc), remove()) }, nil
+	nodes, err := r.start(e, dir, cfg.Addrs[0], cfg.PageSize, cfg.RegionSize, logger)
+	if err != nil {
+		return nil, errors.Join(err, stopServer(s, nil, &sc), remove())
+	}
+	if nodes != nil {
+		cfg.Nodes, cfg.Near = nodes.stats, []string{cxl.HostName()} // the server's pool is the fast one
+	}
+	return func() error { return errors.Join(nodes.stop(), stopServer(s, nil, &sc), remove()) }, nil
 }
 
 // dataDir is where larder serve has its data by default.

@@ -108,6 +108,10 @@ func (c *serveCmd) Run(e *env) error {
 	if err != nil {
 		return errors.Join(err, stopServer(s, nil, &cfg))
 	}
+	contributed, err := startServedNode(e.ctx, s, admin, logger)
+	if err != nil {
+		return errors.Join(usageError(err), stopServer(s, admin, &cfg))
+	}
 	logger.LogAttrs(e.ctx, slog.LevelInfo, "serving", slog.String("addr", s.Addr()), slog.String("admin", admin.Addr()))
 	if err := notify("READY=1"); err != nil {
 		logger.LogAttrs(e.ctx, slog.LevelWarn, "systemd was not told", slog.Any("error", err))
@@ -122,7 +126,7 @@ func (c *serveCmd) Run(e *env) error {
 	if err := notify("STOPPING=1"); err != nil {
 		logger.LogAttrs(e.ctx, slog.LevelWarn, "systemd was not told", slog.Any("error", err))
 	}
-	if err := errors.Join(failure, stopServer(s, admin, &cfg)); err != nil {
+	if err := errors.Join(failure, contributed.stop(), stopServer(s, admin, &cfg)); err != nil {
 		return err
 	}
 	logger.LogAttrs(e.ctx, slog.LevelInfo, "stopped")

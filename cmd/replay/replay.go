@@ -49,6 +49,13 @@ type Config struct {
 	// count, and says so.
 	Evictions func(context.Context, []protocol.Member) (ByPhase, error)
 
+	// Nodes says what has become of nodes beside the server, for the report; nil: there are none.
+	Nodes func() Nodes
+	// Near, Tier and Replicas are those of the clients.
+	Near     []string
+	Tier     string
+	Replicas int
+
 	Progress io.Writer // where to show progress; nil: nowhere
 	Terminal bool      // Progress is a terminal: one line, written over
 	Logger   *slog.Logger
@@ -165,6 +172,7 @@ func (r *runner) connect(ctx context.Context) error {
 		cfg := client.Config{
 			Addrs: r.cfg.Addrs, Tenant: r.cfg.Tenant, PageSize: r.cfg.PageSize, RegionSize: r.cfg.RegionSize,
 			Checksums: r.cfg.Checksums, Prefault: r.cfg.Prefault, Logger: r.cfg.Logger,
+			Near: r.cfg.Near, Tier: r.cfg.Tier, Replicas: r.cfg.Replicas,
 		}
 		if r.cfg.Instance != "" {
 			cfg.Instance = r.cfg.Instance + "-" + strconv.Itoa(i)

@@ -47,9 +47,19 @@ type Report struct {
 	Reconnects    uint64  `json:"reconnects"`     // connections lost and made again, of all clients
 	LeaderChanges uint64  `json:"leader_changes"` // survived: those that the client that has seen most has seen
 
+	ReadsByTier map[string]uint64 `json:"reads_by_tier"` // blocks that were read and checked
+	Nodes       *Nodes            `json:"nodes,omitempty"`
+
 	Latency   []Latency    `json:"latency"`
 	Client    client.Stats `json:"client"` // sums over the clients
 	Reference *Reference   `json:"reference,omitempty"`
+}
+
+// Nodes says what was done by, and to, the nodes that the replay was given.
+type Nodes struct {
+	Kills       uint64 `json:"kills"`
+	Demoted     uint64 `json:"demoted"` // entries that were copied by their tasks, since each was started last
+	FailedReads uint64 `json:"failed_transfers"`
 }
 
 // Latency says how long operations took, in microseconds.
@@ -84,6 +94,15 @@ func (r *runner) report(ctx context.Context, took time.Duration, before *ByPhase
 		addStats(&rep.Client, &s)
 	}
 	rep.BytesWritten = rep.Client.BytesWritten
+	rep.ReadsByTier = map[string]uint64{}
+	for i, tier := range [...]string{"cxl", "dram", "ssd"} {
+		rep.ReadsByTier[tier] = rep.Client.ByTier[i]
+	}
+	if r.cfg.Nodes != nil {
+		nodes := r.cfg.Nodes()
+		nodes.FailedReads = rep.Client.RemoteFaults
+		rep.Nodes = &nodes
+	}
 	if rep.Blocks > 0 {
 		rep.BlockRatio = float64(rep.PrefixHits+rep.StoreHits) / float64(rep.Blocks)
 		rep.PrefixRatio = float64(rep.PrefixHits) / float64(rep.Blocks)
@@ -157,6 +176,16 @@ func addStats(sum, s *client.Stats) {
 	for i := range s.ByPhase {
 		sum.ByPhase[i] += s.ByPhase[i]
 	}
+	for i := range s.ByTier {
+		sum.ByTier[i] += s.ByTier[i]
+	}
+	sum.Copied += s.Copied
+	sum.Promoted += s.Promoted
+	sum.NotPromoted += s.NotPromoted
+	sum.Replicas += s.Replicas
+	sum.RemoteReads += s.RemoteReads
+	sum.RemoteFaults += s.RemoteFaults
+	sum.Fallovers += s.Fallovers
 	sum.Shortages += s.Shortages
 	sum.Evicted += s.Evicted
 	sum.Freed += s.Freed
@@ -208,6 +237,11 @@ func (rep *Report) WriteTable(w io.Writer) error {
 	}
 	row("verification failures", "%d", rep.Failures)
 	row("bytes", "%s read and checked, %s written", Bytes(rep.BytesRead), Bytes(rep.BytesWritten))
+	row("blocks read from", "cxl %d, dram %d, ssd %d", rep.ReadsByTier["cxl"], rep.ReadsByTier["dram"], rep.ReadsByTier["ssd"])
+	if n := rep.Nodes; n != nil {
+		row("nodes", "%d kills, %d blocks copied by tasks, %d transfers failed, %d promoted", n.Kills, n.Demoted, n.FailedReads,
+			rep.Client.Promoted)
+	}
 	if rep.EvictionsOf == ofPool {
 		row("evicted entries", "%d of the requester's own, %d of departed owners, %d of other clients",
 			rep.Evictions[1], rep.Evictions[2], rep.Evictions[3])

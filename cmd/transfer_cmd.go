@@ -1,0 +1,422 @@
+package cmd
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"larder/cmd/bench"
+	"larder/server"
+	"larder/transfer"
+)
+
+// transferCmd is larder transfer.
+type transferCmd struct {
+	Bench     transferBench     `cmd:"" help:"Measure reads and writes to another process, here or on another host."`
+	Probe     transferProbe     `cmd:"" help:"Show a process's segment and the ways there, with what each takes."`
+	Target    transferTarget    `cmd:"" help:"Be the other process: register memory and wait."`
+	Endpoints transferEndpoints `cmd:"" help:"Show a process's NICs: queue pairs, endpoints, and what became of them."`
+}
+
+// benchBuffer is the name of a target's buffer.
+const benchBuffer = "bench"
+
+// transferTarget is larder transfer target.
+type transferTarget struct {
+	Listen []string    `default:"127.0.0.1:0" help:"Addresses to listen at, one for each rail (default 127.0.0.1:0: this host only, on a free port)."`
+	Size   server.Size `default:"256MiB" help:"Bytes to register (default 256MiB)."`
+	File   string      `placeholder:"PATH" help:"Register a file or block device instead of memory. A file is made as long as --size, without taking its space."`
+	Name   string      `help:"Name of the segment."`
+	Token  string      `env:"LARDER_TRANSFER_TOKEN" help:"What others must know, too."`
+
+	Topology topologyFile `placeholder:"FILE" help:"Topology of this host as JSON (default: as its sysfs tells; see larder transfer probe --json)."`
+	Metrics  string       `placeholder:"ADDR" help:"Address at which Prometheus finds /metrics of the NICs."`
+
+	nicFlags
+}
+
+// topologyFile is a flag that reads a topology.
+type topologyFile struct{ *transfer.Topology }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (f *topologyFile) UnmarshalText(path []byte) error {
+	text, err := os.ReadFile(string(path))
+	if err == nil {
+		f.Topology, err = transfer.ParseTopology(text)
+	}
+	return err
+}
+
+// Run implements the command.
+func (c *transferTarget) Run(e *env) (err error) {
+	if c.Size == 0 || c.Size > 1<<40 && c.File == "" {
+		return usageError(fmt.Errorf("transfer target: --size %v: from 1 byte to 1TiB of memory", c.Size))
+	}
+	nics, closeNICs, err := c.open()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeNICs()) }()
+	engine, err := transfer.New(transfer.Config{
+		Name: c.Name, Listen: c.Listen, Token: c.Token, Topology: c.Topology.Topology, NICs: nics,
+	})
+	if err != nil {
+		return usageError(err)
+	}
+	defer func() { err = errors.Join(err, engine.Close()) }()
+	if c.Metrics != "" {
+		at, stop, err := serveMetrics(c.Metrics, engine)
+		if err != nil {
+			return fmt.Errorf("transfer target: %w", err)
+		}
+		defer func() { _ = stop() }() // nothing is lost with it
+		fmt.Fprintf(e.stderr, "metrics at http://%s/metrics\n", at)
+	}
+	if c.File != "" {
+		f, err := transfer.OpenFile(c.File, uint64(c.Size))
+		if err != nil {
+			return usageError(err)
+		}
+		defer func() { err = errors.Join(err, engine.Close(), f.Close()) }()
+		if _, err := engine.RegisterStorage(f, uint64(c.Size), transfer.BufferOptions{Name: benchBuffer}); err != nil {
+			return err //nolint:wrapcheck // says all
+		}
+	} else if _, _, err := engine.Allocate(int(c.Size), transfer.BufferOptions{Name: benchBuffer}); err != nil { //nolint:gosec // at most 1 TiB
+		return err //nolint:wrapcheck // says all
+	}
+	fmt.Fprintf(e.stdout, "listening at %s\n", strings.Join(engine.Addresses(), " "))
+	<-e.ctx.Done()
+	return nil
+}
+
+// transferBench is larder transfer bench.
+type transferBench struct {
+	To         []string      `placeholder:"ADDR" help:"Addresses of a larder transfer target, or another engine. Without any a target is started on this host."`
+	Buffer     string        `default:"bench" help:"Name of the buffer there (default bench)."`
+	Token      string        `env:"LARDER_TRANSFER_TOKEN" help:"What the target was given."`
+	Transports []string      `name:"transport" help:"Transports to measure: shm, rdma, tcp (default: all that lead there)."`
+	Ops        []string      `name:"op" default:"read,write" enum:"read,write" help:"Operations (default read,write)."`
+	Blocks     []server.Size `name:"block" default:"4KiB,64KiB,1MiB" help:"Bytes of a request (default 4KiB,64KiB,1MiB)."`
+	Batch      int           `default:"16" help:"Requests of a batch (default 16)."`
+	Threads    int           `default:"1" help:"Threads that submit one batch after the other (default 1)."`
+	Slice      server.Size   `default:"64KiB" help:"Bytes that are moved at once (default 64KiB)."`
+	Conns      int           `name:"connections" default:"2" help:"Connections of a rail (default 2)."`
+	Checksums  bool          `help:"Check the bytes end to end."`
+	From       []string      `placeholder:"ADDR" help:"Addresses here from which rails leave (default: as the system routes)."`
+	Topology   topologyFile  `placeholder:"FILE" help:"Topology of this host as JSON (default: as its sysfs tells)."`
+	Time       time.Duration `default:"1s" help:"Time for each figure (default 1s)."`
+	Rounds     int           `default:"1" help:"Rounds, of which the medians count (default 1)."`
+	Rails      int           `default:"1" help:"Addresses of the target that is started: 127.0.0.1 and those that follow (default 1)."`
+	DeadRail   bool          `help:"Measure what a rail that does not work costs."`
+	File       string        `placeholder:"PATH" help:"Have the target that is started register a file or block device, of --size."`
+	Size       server.Size   `default:"1GiB" help:"Bytes of --file (default 1GiB)."`
+	JSON       bool          `help:"Print JSON."`
+
+	nicFlags
+}
+
+// Run implements the command.
+func (c *transferBench) Run(e *env) (err error) {
+	cfg := &bench.Transfer{
+		To: c.To, Buffer: c.Buffer, Token: c.Token, Transports: c.Transports, Batch: c.Batch, Threads: c.Threads,
+		SliceSize: int(c.Slice), Conns: c.Conns, Checksums: c.Checksums, Time: c.Time, //nolint:gosec // checked by transfer.New
+		From: c.From, Topology: c.Topology.Topology, Rounds: c.Rounds, DeadRail: c.DeadRail,
+		Progress: func(what string) { fmt.Fprintln(e.stderr, "measuring", what) },
+	}
+	if err := c.check(cfg); err != nil {
+		return usageError(fmt.Errorf("transfer bench: %w", err))
+	}
+	nics, closeNICs, err := c.open()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeNICs()) }()
+	cfg.NICs = nics
+	if len(cfg.To) == 0 {
+		addresses, stop, err := startTarget(e, c)
+		if err != nil {
+			return fmt.Errorf("transfer bench: start a target: %w", err)
+		}
+		defer stop()
+		cfg.To = addresses
+	}
+	report, err := bench.RunTransfer(e.ctx, cfg)
+	if err != nil {
+		return err //nolint:wrapcheck // says all
+	}
+	if c.JSON {
+		return printJSON(e.stdout, report)
+	}
+	return printTransfer(e.stdout, report)
+}
+
+// check reads the flags that are lists.
+func (c *transferBench) check(cfg *bench.Transfer) error {
+	for _, op := range c.Ops {
+		cfg.Ops = append(cfg.Ops, map[string]transfer.Op{"read": transfer.Read, "write": transfer.Write}[op])
+	}
+	for _, b := range c.Blocks {
+		if b == 0 || b > 1<<30 {
+			return fmt.Errorf("--block %v: from 1 byte to 1GiB", b)
+		}
+		cfg.Blocks = append(cfg.Blocks, int(b))
+	}
+	for _, t := range c.Transports {
+		if !slices.Contains(transfer.Transports, t) {
+			return fmt.Errorf("--transport %.20q: one of %s", t, strings.Join(transfer.Transports, ", "))
+		}
+	}
+	switch {
+	case c.Batch < 1 || c.Batch > 4096:
+		return fmt.Errorf("--batch %d: from 1 to 4096", c.Batch)
+	case c.Threads < 1 || c.Threads > 256:
+		return fmt.Errorf("--threads %d: from 1 to 256", c.Threads)
+	case c.Rounds < 1 || c.Rails < 1 || c.Rails > 64:
+		return fmt.Errorf("--rounds %d, --rails %d: at least 1, and at most 64 rails", c.Rounds, c.Rails)
+	case c.DeadRail && c.Rails < 2 && len(c.To) == 0:
+		return errors.New("--dead-rail: give at least two --rails, so that one is left")
+	case c.Time < 10*time.Millisecond:
+		return fmt.Errorf("--time %v is too short; at least 10ms", c.Time)
+	case c.Slice < 4<<10 || c.Slice > 16<<20:
+		return fmt.Errorf("--slice %v: from 4KiB to 16MiB", c.Slice)
+	}
+	return nil
+}
+
+// startTarget runs a target as another process of this host.
+func startTarget(e *env, c *transferBench) (addresses []string, stop func(), err error) {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, nil, err
+	}
+	size := server.Size(c.Batch*c.Threads) * slices.Max(c.Blocks) //nolint:gosec // checked
+	args := []string{"transfer", "target"}
+	if c.File != "" {
+		size = c.Size
+		args = append(args, "--file="+c.File)
+	}
+	args = append(args, fmt.Sprintf("--size=%v", size))
+	for i := range c.Rails {
+		args = append(args, fmt.Sprintf("--listen=127.0.0.%d:0", 1+i))
+	}
+	for _, name := range c.NICs {
+		args = append(args, "--nics="+name)
+	}
+	cmd := exec.CommandContext(context.WithoutCancel(e.ctx), program, args...) //nolint:gosec // this program
+	cmd.Env = append(os.Environ(), "LARDER_TRANSFER_TOKEN="+c.Token)
+	cmd.Stderr = e.stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, nil, err
+	}
+	stop = func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+		_ = cmd.Wait()                          // with whatever: all is measured
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	list, ok := strings.CutPrefix(strings.TrimSpace(line), "listening at ")
+	if err != nil || !ok {
+		stop()
+		return nil, nil, fmt.Errorf("it says %q: %w", line, err)
+	}
+	return strings.Fields(list), stop, nil
+}
+
+// printTransfer prints the report as tables.
+func printTransfer(w io.Writer, r *bench.TransferReport) error {
+	fmt.Fprintf(w, "One thread copies %s here; one plain TCP stream of this host carries %s.\n\n",
+		quantity(r.CopyOne, "B/s"), quantity(r.Loopback, "B/s"))
+	t := newTable("TRANSPORT", "OP", "-BLOCK", "-BATCH", "-THREADS", "-RATE", "-OF PLAIN", "-P50", "-P99", "-P99.9", "-CPU",
+		"-SUBMIT/SLICE", "-ALLOCS/SLICE")
+	for i := range r.Rows {
+		row := &r.Rows[i]
+		t.row(row.Transport, row.Op, server.Size(row.Block).String(), row.Batch, row.Threads, quantity(row.Rate, "B/s"), //nolint:gosec // a size
+			shareOf(row.Share), micros(row.P50), micros(row.P99), micros(row.P999), fmt.Sprintf("%.2f s/GB", row.CPU),
+			fmt.Sprintf("%d ns", row.Submit.Nanoseconds()), fmt.Sprintf("%.2f", row.Allocs))
+	}
+	if err := t.print(w); err != nil || len(r.DeadRail) == 0 {
+		return err
+	}
+	fmt.Fprintln(w)
+	t = newTable("ONE RAIL", "-RAILS", "-ALL WORK", "-ONE DOES NOT", "-SHARE")
+	for _, row := range r.DeadRail {
+		t.row(row.How, row.Rails, quantity(row.Whole, "B/s"), quantity(row.Rate, "B/s"), shareOf(row.Share))
+	}
+	return t.print(w)
+}
+
+// shareOf prints a share; a dash if there is none.
+func shareOf(share float64) string {
+	if share == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.0f%%", 100*share)
+}
+
+func micros(d time.Duration) string { return fmt.Sprintf("%.0f us", float64(d)/1e3) }
+
+// transferProbe is larder transfer probe.
+type transferProbe struct {
+	To       []string     `arg:"" name:"address" help:"Addresses of an engine."`
+	Token    string       `env:"LARDER_TRANSFER_TOKEN" help:"What the engine was given."`
+	From     []string     `placeholder:"ADDR" help:"Addresses here from which rails leave (default: as the system routes)."`
+	Topology topologyFile `placeholder:"FILE" help:"Topology of this host as JSON (default: as its sysfs tells)."`
+	JSON     bool         `help:"Print JSON."`
+
+	nicFlags
+}
+
+// probed is what a probe found.
+type probed struct {
+	Segment transfer.Descriptor `json:"segment"`
+	Paths   []transfer.Path     `json:"paths"`
+	Failed  map[string]string   `json:"failed,omitempty"` // transports that lead there and do not work
+	Here    *transfer.Topology  `json:"topology_here"`
+}
+
+// Run implements the command.
+func (c *transferProbe) Run(e *env) (err error) {
+	nics, closeNICs, err := c.open()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeNICs()) }()
+	out := &probed{Failed: map[string]string{}}
+	for _, name := range transfer.Transports {
+		if err := c.probe(e.ctx, name, nics, out); errors.Is(err, transfer.ErrNoPath) {
+			continue // it does not lead there, or what failed is in the table
+		} else if err != nil {
+			return fmt.Errorf("transfer probe: %w", err)
+		}
+	}
+	if c.JSON {
+		return printJSON(e.stdout, out)
+	}
+	return out.print(e.stdout)
+}
+
+// probeReads are enough for an average of the time that one takes.
+const probeReads = 200
+
+// probe goes one way.
+func (c *transferProbe) probe(ctx context.Context, transport string, nics []transfer.NIC, out *probed) (err error) {
+	engine, err := transfer.New(transfer.Config{
+		Transports: []string{transport}, Token: c.Token, From: c.From, Topology: c.Topology.Topology, NICs: nics,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, engine.Close()) }()
+	seg, err := engine.Open(ctx, c.To...)
+	if err != nil {
+		return err
+	}
+	out.Segment, out.Here = seg.Descriptor(), engine.Topology()
+	for _, storage := range []bool{false, true} {
+		leads := slices.ContainsFunc(seg.Paths(), func(p transfer.Path) bool { return p.Storage == storage })
+		i := slices.IndexFunc(out.Segment.Buffers, func(b transfer.BufferInfo) bool { return b.Storage == storage })
+		if !leads || i < 0 {
+			continue
+		}
+		if err := probeBuffer(ctx, engine, seg, &out.Segment.Buffers[i]); err != nil {
+			out.Failed[transport] = err.Error()
+		}
+	}
+	out.Paths = append(out.Paths, seg.Paths()...)
+	return nil
+}
+
+// probeBuffer reads from a buffer, so that the ways there have something to show.
+func probeBuffer(ctx context.Context, engine *transfer.Engine, seg *transfer.Segment, b *transfer.BufferInfo) error {
+	local := make([]byte, min(b.Bytes, 4<<10))
+	request := []transfer.Request{{Op: transfer.Read, Segment: seg, Buffer: b.Handle, Local: local}}
+	for range probeReads {
+		batch, err := engine.Submit(request, 5*time.Second)
+		if err == nil {
+			err = batch.Wait(ctx)
+		}
+		if err != nil {
+			return err //nolint:wrapcheck // says all
+		}
+	}
+	return nil
+}
+
+// printMatrix prints which NICs are close to which memory, if that is known.
+func printMatrix(w io.Writer, where string, topology *transfer.Topology) error {
+	if topology == nil || len(topology.Matrix) == 0 {
+		return nil
+	}
+	fmt.Fprintln(w)
+	t := newTable("MEMORY "+where, "PREFERRED NICS", "OTHERS")
+	for _, location := range slices.Sorted(maps.Keys(topology.Matrix)) {
+		p := topology.Matrix[location]
+		t.row(location, strings.Join(p.Preferred, " "), strings.Join(p.Secondary, " "))
+	}
+	return t.print(w)
+}
+
+// kindOf is what a buffer lies on.
+func kindOf(storage bool) string {
+	if storage {
+		return "storage"
+	}
+	return "memory"
+}
+
+func (p *probed) print(w io.Writer) error {
+	if p.Segment.Engine == "" {
+		return errors.New("transfer probe: no transport of this build leads there")
+	}
+	fmt.Fprintf(w, "Segment %s, engine %s\n\n", p.Segment.Name, p.Segment.Engine)
+	t := newTable("BUFFER", "-ID", "-BYTES", "ACCESS", "ON")
+	for _, b := range p.Segment.Buffers {
+		on := kindOf(b.Storage)
+		access := "read, write"
+		if b.ReadOnly {
+			access = "read"
+		}
+		t.row(b.Name, uint64(b.ID), server.Size(b.Bytes).String(), access, on)
+	}
+	if err := t.print(w); err != nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	t = newTable("TRANSPORT", "FROM", "TO", "FOR", "STATE", "-4KiB READ", "-READS", "-ERRORS")
+	for i := range p.Paths {
+		r := &p.Paths[i]
+		from := r.From
+		if from == "" {
+			from = "any"
+		}
+		t.row(r.Transport, from, r.To, kindOf(r.Storage), r.State, micros(r.Latency), r.Slices, r.Errors)
+	}
+	if err := t.print(w); err != nil {
+		return err
+	}
+	for _, side := range []struct {
+		where string
+		t     *transfer.Topology
+	}{{"HERE", p.Here}, {"THERE", p.Segment.Topology}} {
+		if err := printMatrix(w, side.where, side.t); err != nil {
+			return err
+		}
+	}
+	for name, why := range p.Failed {
+		fmt.Fprintf(w, "\n%s fails: %s\n", name, why)
+	}
+	return nil
+}

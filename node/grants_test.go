@@ -1,0 +1,198 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"larder/protocol"
+)
+
+// fakeBuffer retires when its writer has let go of it.
+type fakeBuffer struct {
+	mu      sync.Mutex
+	retired bool
+	stuck   bool
+}
+
+func (b *fakeBuffer) Retire(context.Context) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.retired = true
+	if b.stuck {
+		return errors.New("a peer is in the middle of a copy")
+	}
+	return nil
+}
+
+func (b *fakeBuffer) hold(stuck bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.stuck = stuck
+}
+
+// registry is an engine for grants.
+type registry struct {
+	buffers []*fakeBuffer
+	full    bool
+}
+
+func (r *registry) register(offset, _ uint64) (buffer, protocol.Endpoint, error) {
+	if r.full {
+		return nil, protocol.Endpoint{}, errors.New("too many buffers")
+	}
+	b := &fakeBuffer{}
+	r.buffers = append(r.buffers, b)
+	return b, protocol.Endpoint{Engine: "e", Buffer: uint64(len(r.buffers)), Offset: offset}, nil
+}
+
+func push(region, epoch, offset uint64) *protocol.GrantPush {
+	return &protocol.GrantPush{RegionID: region, Epoch: epoch, Offset: offset, Length: 100}
+}
+
+func TestGrantIsRegisteredOnce(t *testing.T) {
+	r := &registry{}
+	g := newGrants(r.register)
+	a, err := g.grant(t.Context(), push(1, 5, 0))
+	require.NoError(t, err)
+	again, err := g.grant(t.Context(), push(1, 5, 0))
+	require.NoError(t, err)
+	require.Equal(t, a, again, "a new leader is told the same handle")
+	require.Len(t, r.buffers, 1)
+	b, err := g.grant(t.Context(), push(2, 6, 100))
+	require.NoError(t, err)
+	require.NotEqual(t, a.Buffer, b.Buffer)
+	require.EqualValues(t, 100, b.Offset)
+	_, err = g.grant(t.Context(), &protocol.GrantPush{RegionID: 1, Epoch: 5, Offset: 0, Length: 50})
+	require.Error(t, err, "one region has one extent")
+}
+
+func TestGrantOfALaterEpochEndsTheEarlier(t *testing.T) {
+	r := &registry{}
+	g := newGrants(r.register)
+	for epoch := uint64(1); epoch <= 3; epoch++ {
+		_, err := g.grant(t.Context(), push(1, epoch, 0))
+		require.NoError(t, err)
+	}
+	require.True(t, r.buffers[0].retired)
+	require.True(t, r.buffers[1].retired)
+	require.False(t, r.buffers[2].retired)
+	_, err := g.grant(t.Context(), push(1, 2, 0))
+	require.ErrorIs(t, err, errFenced, "a grant that comes late is refused")
+	_, err = g.grant(t.Context(), push(9, 4, 50))
+	require.NoError(t, err, "other regions took the place of the first")
+	require.True(t, r.buffers[2].retired)
+	_, err = g.grant(t.Context(), push(1, 3, 0))
+	require.ErrorIs(t, err, errFenced)
+}
+
+func TestFence(t *testing.T) {
+	r := &registry{}
+	g := newGrants(r.register)
+	_, err := g.grant(t.Context(), push(1, 5, 0))
+	require.NoError(t, err)
+	require.NoError(t, g.fence(t.Context(), 1, 4))
+	require.False(t, r.buffers[0].retired, "a later epoch's grant stays")
+	require.NoError(t, g.fence(t.Context(), 1, 5))
+	require.True(t, r.buffers[0].retired)
+	_, err = g.grant(t.Context(), push(1, 5, 0))
+	require.ErrorIs(t, err, errFenced)
+	require.NoError(t, g.fence(t.Context(), 1, 3), "a fence may be repeated")
+	_, err = g.grant(t.Context(), push(1, 4, 0))
+	require.ErrorIs(t, err, errFenced, "and takes nothing back")
+	_, err = g.grant(t.Context(), push(1, 6, 0))
+	require.NoError(t, err)
+	require.NoError(t, g.fence(t.Context(), 7, 9), "of what was never granted")
+	_, err = g.grant(t.Context(), push(7, 9, 200))
+	require.ErrorIs(t, err, errFenced)
+}
+
+func TestFenceThatDoesNotSettleHolds(t *testing.T) {
+	r := &registry{}
+	g := newGrants(r.register)
+	_, err := g.grant(t.Context(), push(1, 5, 0))
+	require.NoError(t, err)
+	r.buffers[0].hold(true)
+	require.Error(t, g.fence(t.Context(), 1, 5), "somebody still writes there")
+	_, err = g.grant(t.Context(), push(1, 6, 0))
+	require.ErrorIs(t, err, errUnsettled, "nobody else gets the bytes")
+	_, err = g.grant(t.Context(), push(2, 7, 99))
+	require.ErrorIs(t, err, errUnsettled, "nor a part of them")
+	require.Error(t, g.fence(t.Context(), 1, 5))
+	live, retiring := g.count()
+	require.Equal(t, []int{0, 1}, []int{live, retiring})
+	r.buffers[0].hold(false)
+	require.NoError(t, g.fence(t.Context(), 1, 5))
+	_, err = g.grant(t.Context(), push(1, 6, 0))
+	require.NoError(t, err)
+}
+
+func TestEndOfASessionEndsItsGrants(t *testing.T) {
+	r := &registry{}
+	g := newGrants(r.register)
+	for region := range uint64(3) {
+		_, err := g.grant(t.Context(), push(region+1, region+1, region*100))
+		require.NoError(t, err)
+	}
+	require.NoError(t, g.fence(t.Context(), 3, 3))
+	r.buffers[1].hold(true)
+	require.Error(t, g.retireAll(t.Context()))
+	require.True(t, r.buffers[0].retired)
+	r.buffers[1].hold(false)
+	require.NoError(t, g.retireAll(t.Context()))
+	_, err := g.grant(t.Context(), push(1, 1, 0))
+	require.NoError(t, err, "the leader says under which epochs the next session has the regions")
+	_, err = g.grant(t.Context(), push(3, 3, 200))
+	require.ErrorIs(t, err, errFenced, "what was fenced stays so")
+}
+
+func TestGrantThatCannotBeRegisteredSaysWhy(t *testing.T) {
+	g := newGrants((&registry{full: true}).register)
+	_, err := g.grant(t.Context(), push(1, 5, 0))
+	require.ErrorContains(t, err, "too many buffers")
+}
+
+func TestFencesAreBounded(t *testing.T) {
+	g := newGrants((&registry{}).register)
+	for region := range uint64(maxFenced + 10) {
+		require.NoError(t, g.fence(t.Context(), region+1, 1))
+	}
+	require.Len(t, g.fenced, maxFenced)
+	require.Len(t, g.order, maxFenced)
+	_, err := g.grant(t.Context(), push(maxFenced+10, 1, 0))
+	require.ErrorIs(t, err, errFenced)
+}
+
+// TestGrantsAndFencesAtOnce: whatever the order in which they come, nothing is live under an epoch whose fence has returned.
+func TestGrantsAndFencesAtOnce(t *testing.T) {
+	var mu sync.Mutex
+	r := &registry{}
+	g := newGrants(func(offset, length uint64) (buffer, protocol.Endpoint, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		return r.register(offset, length)
+	})
+	for epoch := uint64(1); epoch <= 200; epoch++ {
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() { _, _ = g.grant(t.Context(), push(1, epoch, 0)) }) // refused if the fence was faster
+		}
+		wg.Go(func() {
+			if err := g.fence(t.Context(), 1, epoch); err != nil {
+				t.Error(err)
+			}
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			if g.live[1] != nil {
+				t.Error("granted under a fenced epoch")
+			}
+		})
+		wg.Wait()
+	}
+	for _, b := range r.buffers {
+		require.True(t, b.retired)
+	}
+}
