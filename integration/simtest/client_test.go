@@ -52,6 +52,7 @@ type client struct {
 	quits      bool  // gives calls up
 	busy       int   // operations in progress
 	views      int   // of them, views
+	node       *node // what it serves, if it is a node
 	answerIn   int64 // how long it waits for an answer
 }
 
@@ -81,9 +82,21 @@ func (ss *csession) answered(sentAt int64) {
 
 // newClient starts a client process.
 func (s *sim) newClient(n int) *client {
+	c := s.newProcess(n, fmt.Sprint("i", n))
+	s.clients[n] = c
+	c.life.spawn(c.connector)
+	c.life.spawn(c.keeper)
+	for range s.mix.workers {
+		c.life.spawn(c.worker)
+	}
+	return c
+}
+
+// newProcess makes a process that does nothing yet.
+func (s *sim) newProcess(n int, instance string) *client {
 	s.pids++
 	c := &client{
-		s: s, n: n, instance: fmt.Sprint("i", n), pid: s.pids, maps: map[uint64]*memory{}, pins: map[string]bool{},
+		s: s, n: n, instance: instance, pid: s.pids, maps: map[uint64]*memory{}, pins: map[string]bool{},
 		rng: s.stream(streamClient + s.pids), clock: clock{s: s, start: s.rngSetup.Int64N(1e12) + 1e12},
 	}
 	c.life = s.newActor(fmt.Sprint("client ", n))
@@ -96,12 +109,6 @@ func (s *sim) newClient(n int) *client {
 	}
 	for id := range s.memberIDs() {
 		c.known = append(c.known, id)
-	}
-	s.clients[n] = c
-	c.life.spawn(c.connector)
-	c.life.spawn(c.keeper)
-	for range s.mix.workers {
-		c.life.spawn(c.worker)
 	}
 	return c
 }
@@ -311,6 +318,9 @@ func (c *client) connLost(x *clientConn) {
 func (c *client) handshake(p *proc, x *clientConn) *protocol.Error {
 	old := c.sess
 	c.pool.noteChanges()
+	if c.node != nil {
+		c.node.early = nil
+	}
 	var reply *protocol.HandshakeReply
 	var sentAt int64
 	e := &protocol.Error{Code: protocol.CodeSessionExpired}
@@ -365,6 +375,12 @@ func (c *client) greeting(old *csession) *protocol.HandshakeRequest {
 	if c.s.mix.push {
 		req.Features |= protocol.FeaturePush
 	}
+	switch {
+	case c.node != nil:
+		req.Features |= protocol.FeaturePush | protocol.FeatureCopies | protocol.FeatureNode
+	case len(c.s.mix.nodes) > 0:
+		req.Features |= protocol.FeatureCopies
+	}
 	if c.remote {
 		req.BootID = fmt.Sprintf("%032x", 0xabc)
 	}
@@ -406,6 +422,10 @@ func (c *client) beginSession(reply *protocol.HandshakeReply, sentAt int64) {
 	c.s.cover.Sessions++
 	ss := c.sess
 	for i := range reply.Regions { // of an opening whose reply was lost
+		if c.node != nil { // or of the session before
+			c.node.adopt(ss, &reply.Regions[i], reply.QuarantineMS)
+			continue
+		}
 		given := &reply.Regions[i].Region
 		c.later(func(p *proc) { c.returnRegion(p, ss, given.RegionID, given.Epoch) })
 	}
@@ -421,6 +441,9 @@ func (c *client) endSession(p *proc, ss *csession) {
 		c.pool.giveUp(p, r)
 	}
 	c.s.pinsEnd(c)
+	if c.node != nil {
+		c.node.sessionEnded()
+	}
 	c.wakeAll()
 }
 
@@ -443,7 +466,7 @@ func (c *client) keeper(p *proc) {
 				}
 			})
 		}
-		if !c.s.mix.push && now-c.polled > pollEvery {
+		if !c.s.mix.push && c.node == nil && now-c.polled > pollEvery {
 			c.polled = now
 			c.conn.lost("looks for what it would be told")
 			continue
@@ -486,6 +509,9 @@ func (c *client) pushed(x *clientConn, t protocol.Type, body []byte) {
 		x.post(protocol.TypeFreedAck, req.Append(nil))
 		c.wakeAll()
 	default:
+		if c.node != nil {
+			c.node.pushed(x, t, body)
+		}
 	}
 }
 

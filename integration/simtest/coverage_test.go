@@ -54,6 +54,14 @@ type coverage struct {
 	Unknown          uint64            `json:"outcomes_unknown"`
 	Revokes          uint64            `json:"revokes_pushed"`
 	Freed            uint64            `json:"freed_pushed"`
+	Attached         uint64            `json:"devices_attached"`
+	Copied           uint64            `json:"copies_registered"`
+	Promoted         uint64            `json:"promotions"`
+	Torn             uint64            `json:"copies_torn"`
+	FellOver         uint64            `json:"reads_of_another_copy"`
+	Hidden           uint64            `json:"entries_hidden_and_back"`
+	Grants           uint64            `json:"grants"`
+	Fences           uint64            `json:"fences"`
 }
 
 func newCoverage() *coverage {
@@ -107,6 +115,7 @@ func (v *coverage) fields() []*uint64 {
 		&v.Late, &v.GenerationMisses, &v.PagesWritten, &v.PagesRead, &v.Regions, &v.Phases[0], &v.Phases[1], &v.Phases[2],
 		&v.Phases[3], &v.Sessions, &v.SessionsLost, &v.Resumed, &v.Suspended, &v.Disowned, &v.Retries, &v.Unknown,
 		&v.Revokes, &v.Freed, &v.ViewsGood, &v.ViewsVoid, &v.Renewals, &v.RenewalsRefused, &v.RenewalsLate,
+		&v.Attached, &v.Copied, &v.Promoted, &v.Torn, &v.FellOver, &v.Hidden, &v.Grants, &v.Fences,
 	}
 }
 
@@ -121,6 +130,13 @@ func (v *coverage) never() (names []string) {
 		{"renewals", v.Renewals},
 		{"renewals refused", v.RenewalsRefused},
 		{"renewals too late", v.RenewalsLate},
+		{"copies", v.Copied},
+		{"promotions", v.Promoted},
+		{"copies torn", v.Torn},
+		{"reads of another copy", v.FellOver},
+		{"entries hidden", v.Hidden},
+		{"grants", v.Grants},
+		{"fences", v.Fences},
 	} {
 		if x.n == 0 {
 			names = append(names, x.name)
@@ -147,6 +163,8 @@ func (v *coverage) String() string {
 		v.GenerationMisses, v.Revokes, v.Freed, v.Sessions, v.SessionsLost, v.Resumed, v.Unknown, v.Disowned)
 	fmt.Fprintf(&b, "%d views good, %d void, %d renewals, %d refused, %d too late\n", v.ViewsGood, v.ViewsVoid, v.Renewals,
 		v.RenewalsRefused, v.RenewalsLate)
+	fmt.Fprintf(&b, "%d devices attached, %d copies, %d promotions, %d copies torn, %d reads of another copy, %d entries hidden or "+
+		"back, %d grants, %d fences\n", v.Attached, v.Copied, v.Promoted, v.Torn, v.FellOver, v.Hidden, v.Grants, v.Fences)
 	line := func(name string, m map[string]uint64) {
 		fmt.Fprintf(&b, "%s:", name)
 		for _, k := range slices.Sorted(maps.Keys(m)) {

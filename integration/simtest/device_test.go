@@ -35,7 +35,16 @@ type device struct {
 	lost bool // its header is gone with its bytes
 	// claim is the process that may write the header, for as long as it lives and leads.
 	claim *actor
+	// Of one that a node serves: the tier, and the node. The others are the masters' own, of cxl.
+	tier string
+	home *client
 }
+
+// Tiers of nodes' devices.
+const (
+	tierDRAM = "dram"
+	tierSSD  = "ssd"
+)
 
 func (s *sim) newDevice(i int) *device {
 	size := headerSpan + s.mix.pages*pageSize
@@ -77,7 +86,7 @@ func (m *member) manage(p *proc, term uint64) {
 			}
 			begun = true
 		}
-		for _, d := range s.devices {
+		for _, d := range s.devices[:s.mix.devices] {
 			if leads() {
 				m.serveDevice(p, d)
 			}
@@ -103,6 +112,9 @@ func (m *member) seed(p *proc) bool {
 		set.Version = meta.ClusterVersion
 		set.Policy, set.PageSize, set.RegionSize = s.mix.policy, pageSize, 8*pageSize
 		set.MinRegionAgeMS, set.TTLMS = s.mix.minAgeMS, 30_000
+		if len(s.mix.nodes) > 0 {
+			set.TierLow, set.PromoteAfter = s.mix.tierLow, 1
+		}
 		if _, code := m.do(p, &meta.SetSettings{Settings: set}); code != protocol.CodeOK {
 			return false
 		}
@@ -174,5 +186,7 @@ func (d *device) lose() {
 		d.mem.pages[i] = stamp{key: "lost"}
 	}
 }
+
+func deviceID(id uint64) meta.DeviceID { return meta.DeviceID(id) }
 
 func regionID(id uint64) meta.RegionID { return meta.RegionID(id) }

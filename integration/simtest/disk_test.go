@@ -7,7 +7,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"path"
-	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -16,8 +15,6 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/zeebo/xxh3"
-
-	"larder/raft"
 )
 
 // blockSize is what a disk writes at once.
@@ -32,8 +29,11 @@ type disk struct {
 	mu   sync.Mutex
 	mem  *vfs.MemFS
 	free uint64 // bytes that are left
-	// crashIn operations the power is lost, 0 = it is not. keep percent of what was not synced survives.
-	crashIn int
+	// crashIn operations of the process, or of what Pebble does for it in the background, the power is lost, 0 = it is
+	// not. Who has come so far goes no further, and when all else has come to rest it happens: how far that had come
+	// meanwhile depends on how goroutines are scheduled. keep percent of what was not synced survives.
+	crashIn [2]int
+	due     bool
 	keep    int
 	torn    bool
 	after   *vfs.MemFS // what the crash has left; nil = none yet
@@ -47,6 +47,7 @@ type disk struct {
 	// came before some sync of the directory would depend on how goroutines are scheduled.
 	removed []string
 	syncs   uint64 // so far
+	logged  int    // bytes that were written to Pebble's log since it was flushed
 	sick    bool   // something has been made to fail since the last start
 }
 
@@ -72,13 +73,9 @@ type diskFS struct {
 	gone  atomic.Bool
 	never chan struct{}
 	mu    sync.Mutex
-	why   error          // why it ended itself
-	again map[string]int // how often a place was read since
-	lock  *sync.Mutex    // Pebble's own, of the store that is open; nil = none yet
+	why   error // why it ended itself
+	lost  bool  // the power was lost while something was at work, which still waits; guarded by the disk's mu
 }
-
-// retries is how often one place is read after its process has ended itself, before who reads there goes no further.
-const retries = 20
 
 // fail notes that the process ends itself.
 func (fs *diskFS) fail(err error) {
@@ -86,62 +83,6 @@ func (fs *diskFS) fail(err error) {
 	defer fs.mu.Unlock()
 	fs.why = err
 	fs.gone.Store(true)
-}
-
-// stubborn counts the reads of a place, and reports whether there were too many.
-func (fs *diskFS) stubborn(name string, at int64) bool {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	if fs.again == nil {
-		fs.again = make(map[string]int)
-	}
-	place := fmt.Sprintf("%s/%d", name, at)
-	fs.again[place]++
-	return fs.again[place] > retries
-}
-
-// opened takes note of the lock of a store's database, which Pebble keeps to itself.
-func (fs *diskFS) opened(st *raft.Store) {
-	db := reflect.ValueOf(st).Elem().FieldByName("db").Elem()
-	lock := (*sync.Mutex)(db.FieldByName("mu").FieldByName("Mutex").Addr().UnsafePointer())
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	fs.lock = lock
-}
-
-// giveUp ends what would read a damaged block for ever: Pebble tries a compaction or a flush that meets one again and
-// again, and counts on the process's end. What the process itself reads it reads once.
-//
-// A flush of ingested tables reads with the database locked, and nothing is at rest while somebody waits for a mutex. It
-// has changed nothing yet and keeps all other changes out, as a write of the manifest does, for which Pebble lets go of
-// the lock, too. It cannot be ended: calls that were deferred on the way to here would panic.
-func (fs *diskFS) giveUp() {
-	calls := callers()
-	if !strings.HasPrefix(calls[len(calls)-1], "github.com/cockroachdb/pebble/") {
-		return
-	}
-	if slices.ContainsFunc(calls, func(name string) bool { return strings.HasSuffix(name, ".(*DB).runIngestFlush") }) {
-		fs.mu.Lock()
-		lock := fs.lock
-		fs.mu.Unlock()
-		if lock != nil {
-			lock.Unlock()
-		}
-	}
-	<-fs.never
-}
-
-// callers names the functions that run on this goroutine, the one with which it began last.
-func callers() (names []string) {
-	stack := make([]uintptr, 256) // several times as deep as Pebble goes
-	frames := runtime.CallersFrames(stack[:runtime.Callers(1, stack)])
-	for more := true; more; {
-		var f runtime.Frame
-		if f, more = frames.Next(); f.Function != "runtime.goexit" {
-			names = append(names, f.Function)
-		}
-	}
-	return names
 }
 
 // failed returns why the process ends itself, nil if it does not.
@@ -153,12 +94,21 @@ func (fs *diskFS) failed() error {
 
 func (d *disk) mount() *diskFS { return &diskFS{FS: d.mem, d: d, never: make(chan struct{})} }
 
-// change is called before each write, sync or change of a name.
+// change is called before each write, sync or change of a name. It does not return if the power is lost here.
 func (d *disk) change(fs *diskFS, name string, sync bool) error {
+	now, err := d.allow(fs, name, sync)
+	if now {
+		<-fs.never
+	}
+	return err
+}
+
+// allow counts a change. It reports whether it is the one at which the power is lost, and with what it fails.
+func (d *disk) allow(fs *diskFS, name string, sync bool) (now bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if fs.FS != vfs.FS(d.mem) {
-		return nil
+		return false, nil
 	}
 	if sync {
 		d.syncs++
@@ -166,17 +116,18 @@ func (d *disk) change(fs *diskFS, name string, sync bool) error {
 	if protected(name) && !sync {
 		// How many writes the log takes up to a sync depends on how goroutines are scheduled, how many syncs does not.
 		if d.broken {
-			return errIO
+			return false, errIO
 		}
-		return nil
+		return false, nil
 	}
-	if d.crashIn > 0 {
-		if d.crashIn--; d.crashIn == 0 {
-			d.after = d.clone(d.keep, d.torn)
+	if in := d.crashes(name); in != nil && *in > 0 {
+		if *in--; *in == 0 {
+			d.due, d.crashIn, fs.lost = true, [2]int{}, true
+			return true, nil
 		}
 	}
 	if !protected(name) {
-		return nil
+		return false, nil
 	}
 	if d.failIn > 0 {
 		if d.failIn--; d.failIn == 0 {
@@ -184,9 +135,34 @@ func (d *disk) change(fs *diskFS, name string, sync bool) error {
 		}
 	}
 	if d.broken {
-		return errIO
+		return false, errIO
 	}
-	return nil
+	return false, nil
+}
+
+// crashes is what counts down to the loss of power for a change that is made now, nil if nothing does.
+func (d *disk) crashes(name string) *int {
+	switch {
+	case d.crashIn == [2]int{}:
+		return nil
+	case !protected(name) && inBackground():
+		return &d.crashIn[1]
+	}
+	return &d.crashIn[0]
+}
+
+// inBackground reports whether this is a goroutine that Pebble has begun.
+func inBackground() bool {
+	stack := make([]uintptr, 256) // several times as deep as Pebble goes
+	frames := runtime.CallersFrames(stack[:runtime.Callers(1, stack)])
+	first := ""
+	for more := true; more; {
+		var f runtime.Frame
+		if f, more = frames.Next(); f.Function != "runtime.goexit" {
+			first = f.Function
+		}
+	}
+	return strings.HasPrefix(first, "github.com/cockroachdb/pebble/")
 }
 
 // protected reports whether raft's promises depend on a file: the write-ahead log, and the witness.
@@ -266,14 +242,14 @@ func (d *disk) crash(keep int, torn bool) {
 		d.after = d.clone(keep, torn)
 	}
 	d.mem, d.after, d.removed = d.after, nil, nil
-	d.crashIn, d.failIn, d.misreadOf, d.broken, d.sick = 0, 0, 0, false, false
+	d.crashIn, d.due, d.failIn, d.misreadOf, d.broken, d.sick, d.logged = [2]int{}, false, 0, 0, false, false, 0
 }
 
 // lost reports whether the power was lost in the middle of something.
 func (d *disk) lost() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.after != nil
+	return d.due || d.after != nil
 }
 
 func (fs *diskFS) wrap(f vfs.File, err error, name string) (vfs.File, error) {
@@ -350,10 +326,13 @@ func obsolete(name string) bool {
 		strings.HasPrefix(base, "MANIFEST-") || strings.HasPrefix(base, "OPTIONS-")
 }
 
-// rest removes what was to be removed. The caller knows that nothing is at work.
+// rest takes the power away if that is due, and removes what was to be removed. The caller knows that nothing is at work.
 func (d *disk) rest() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.due {
+		d.after, d.due = d.clone(d.keep, d.torn), false
+	}
 	slices.Sort(d.removed)
 	for _, name := range d.removed {
 		_ = d.mem.Remove(name) // a log may have been used again, under another name
@@ -393,6 +372,13 @@ func (f *diskFile) Write(b []byte) (int, error) {
 	if err := f.change(false); err != nil {
 		return 0, err
 	}
+	if d := f.fs.d; strings.HasSuffix(f.name, ".log") {
+		d.mu.Lock()
+		if f.fs.FS == vfs.FS(d.mem) {
+			d.logged += len(b)
+		}
+		d.mu.Unlock()
+	}
 	return f.File.Write(b)
 }
 
@@ -430,9 +416,6 @@ func (f *diskFile) SyncTo(n int64) (bool, error) {
 
 // ReadAt implements vfs.File. A misdirected read returns what lies in another block of the file.
 func (f *diskFile) ReadAt(b []byte, at int64) (int, error) {
-	if f.fs.gone.Load() && strings.HasSuffix(f.name, ".sst") && f.fs.stubborn(f.name, at) {
-		f.fs.giveUp()
-	}
 	n, err := f.File.ReadAt(b, at)
 	d := f.fs.d
 	d.mu.Lock()

@@ -2,6 +2,7 @@ package simtest
 
 import (
 	"bytes"
+	"slices"
 
 	"github.com/zeebo/xxh3"
 
@@ -21,11 +22,14 @@ type history struct {
 	answers  map[seqKey]answer // of mutations that were answered for good
 	keys     map[string]keyRecord
 	tenant   meta.TenantID
-	proposed int64            // when the entry that is being applied was proposed
-	raw      [][]byte         // every entry from the first of all on
-	base     uint64           // state hash before the first entry
-	closed   bool             // restored, and without an incarnation of its own yet: what it holds must not be served
-	at       map[place]string // which key lies where, of the entries that may be served
+	proposed int64                // when the entry that is being applied was proposed
+	raw      [][]byte             // every entry from the first of all on
+	base     uint64               // state hash before the first entry
+	closed   bool                 // restored, and without an incarnation of its own yet: what it holds must not be served
+	at       map[place]string     // which key lies where, of the entries that may be served
+	hidden   map[string]keyRecord // entries that may be served again, since a device is away
+	unseen   map[string]bool      // keys that were registered, and have not been served yet
+	moved    map[string]int       // keys that were hidden (-1) or have come back (1) with the entry that is being applied
 }
 
 type entryRecord struct {
@@ -47,7 +51,7 @@ type answer struct {
 type keyRecord struct {
 	slot  meta.Slot
 	birth uint64
-	where meta.Location
+	where []meta.Location
 	since int64 // when the first member applied what made it
 }
 
@@ -75,7 +79,7 @@ func newHistory(s *sim, first uint64) *history {
 	}
 	h := &history{
 		s: s, state: state, first: first, answers: map[seqKey]answer{}, keys: map[string]keyRecord{},
-		at: map[place]string{}, model: newReference(),
+		at: map[place]string{}, hidden: map[string]keyRecord{}, unseen: map[string]bool{}, model: newReference(),
 	}
 	h.tenant = state.Tenant(meta.DefaultTenant)
 	return h
@@ -174,13 +178,12 @@ func (h *history) once(index uint64) {
 
 // scan finds out which keys have come, gone or moved. Keys are few in a simulation.
 func (h *history) scan(index uint64) {
+	h.moved = map[string]int{}
 	for _, key := range h.s.keys {
 		slot, found := h.state.Find(h.tenant, []byte(key))
 		old, had := h.keys[key]
 		if found && had && old.birth == h.state.Birth(slot) && old.slot == slot {
-			var now meta.Location
-			h.state.Location(slot, &now)
-			if now == old.where {
+			if slices.Equal(h.state.Locations(slot, nil), old.where) {
 				continue
 			}
 		}
@@ -191,13 +194,20 @@ func (h *history) scan(index uint64) {
 				}
 			}
 			delete(h.keys, key)
+			if !found && h.away(&old) {
+				h.hidden[key], h.moved[key] = old, -1
+			}
 		}
 		if found {
 			r := keyRecord{slot: slot, birth: h.state.Birth(slot), since: h.s.now}
 			if had && old.birth == r.birth {
 				r.since = old.since
 			}
-			h.state.Location(slot, &r.where)
+			if was, ok := h.hidden[key]; ok && !had && was.birth == r.birth {
+				h.moved[key] = 1
+			}
+			delete(h.hidden, key)
+			r.where = h.state.Locations(slot, nil)
 			h.keys[key] = r
 			for _, p := range r.places() {
 				if other, taken := h.at[p]; taken && other != key {
@@ -213,12 +223,32 @@ func (h *history) scan(index uint64) {
 
 // places are the pages that an entry takes up, counted from the beginning of its device.
 func (r *keyRecord) places() (p []place) {
-	l := &r.where
-	from := (l.RegionOffset + l.Offset) / pageSize
-	for i := range (l.Length + pageSize - 1) / pageSize {
-		p = append(p, place{l.Device, from + i})
+	for _, l := range r.where {
+		from := (l.RegionOffset + l.Offset) / pageSize
+		for i := range (l.Length + pageSize - 1) / pageSize {
+			p = append(p, place{l.Device, from + i})
+		}
 	}
 	return p
+}
+
+// away reports whether an entry that is not served any more lies on a device that may come back.
+func (h *history) away(r *keyRecord) bool {
+	if h.state.Birth(r.slot) != r.birth {
+		return false
+	}
+	for _, d := range h.state.Devices() {
+		if d.Mode != meta.DeviceAway {
+			continue
+		}
+		for _, x := range h.state.Regions() {
+			var l meta.Location
+			if x.Device == d.ID && h.state.LocationIn(r.slot, x.ID, &l) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // checkReplica compares a member's state with the history.

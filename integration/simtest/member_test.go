@@ -54,12 +54,15 @@ func (c *clock) length(d int64) int64 { return d - d/1_000_000*c.ppm }
 // member is one master: its disk for as long as that lives, and the process that runs on it, if one does. It is the
 // deterministic counterpart of server.Server and raft.Node around the real Core and Master.
 type member struct {
-	s     *sim
-	id    uint64
-	disk  *disk
-	fs    *diskFS // as the process has mounted it
-	clock clock
-	joins bool // its store is made by Join
+	s           *sim
+	id          uint64
+	disk        *disk
+	fs          *diskFS // as the process has mounted it
+	compactions *compactions
+	uncompacted bool // its store's compactions are disabled
+	piled       int  // tables since then
+	clock       clock
+	joins       bool // its store is made by Join
 
 	life   *actor // nil while it is down
 	store  *raft.Store
@@ -107,27 +110,68 @@ func (m *member) up() bool { return m.life != nil && !m.life.dead }
 // running says that it is up and not paused.
 func (m *member) running() bool { return m.up() && !m.life.paused }
 
+// flushAfter so many bytes that were written to the log, memory is flushed. The first memtable of a process is full after
+// 256 KiB, of which what is not data takes less than half.
+const flushAfter = 100 << 10
+
 // enter runs what may use the disk. Pebble ends the goroutine on which its log fails, and waits for ever for what it
-// cannot do, so that a disk which is going to fail is used on another one. When it returns, nothing works in the
-// background any more. A process that has ended itself does nothing.
+// cannot do, so that a disk which is going to fail, or to lose its power, is used on another one. When it returns, nothing
+// works in the background any more. A process that has ended itself does nothing.
 func (m *member) enter(fn func()) {
 	if m.stopped != nil {
 		return
 	}
 	m.disk.mu.Lock()
-	risky := m.disk.sick || m.rotten
+	risky := m.disk.sick || m.rotten || m.disk.crashIn != [2]int{}
+	work := fn
+	if m.cpu == 0 && m.store != nil && m.disk.logged > flushAfter {
+		m.disk.logged = 0
+		work = func() {
+			m.note(m.store.Flush())
+			fn()
+		}
+		m.piledUp()
+	}
 	m.disk.mu.Unlock()
 	m.cpu++
 	if risky && m.cpu == 1 {
-		m.aside(fn)
+		m.aside(work)
 	} else {
-		fn()
+		work()
 	}
 	m.cpu--
 	if m.cpu == 0 {
 		synctest.Wait()
+		m.compact()
 		m.disk.rest()
 		m.fate()
+	}
+}
+
+// maxPiled tables that nobody merges may lie in a store: writes stall at 32.
+const maxPiled = 16
+
+// piledUp counts a table of a store that is not compacted. When there are too many the disk is mended: reads come from
+// the right places again, or another member takes the place of the one whose disk has rotted.
+func (m *member) piledUp() {
+	if m.piled++; !m.uncompacted || m.piled != maxPiled {
+		return
+	}
+	m.s.after(0, m.s.world, func() {
+		switch {
+		case m.s.members[m.id] != m || !m.up():
+		case m.rotten:
+			m.s.operator.swap(m)
+		default:
+			m.powerOff(100, false)
+		}
+	})
+}
+
+// compact runs what compactions the store asks for, one by one, unless the process is at its end.
+func (m *member) compact() {
+	for !m.disk.lost() && m.fs.failed() == nil && m.compactions.run() {
+		synctest.Wait()
 	}
 }
 
@@ -141,8 +185,8 @@ func (m *member) fate() {
 // stuckAfter is how long, by the clock of Pebble's own timers, something may take before it counts as stuck.
 const stuckAfter = time.Hour
 
-// aside runs fn on a goroutine of its own. If the storage ends the process in the middle of it, it never comes back:
-// the process does nothing more, and at the same time its end is dealt with.
+// aside runs fn on a goroutine of its own. If the storage or a loss of power ends the process in the middle of it, it
+// never comes back: the process does nothing more, and at the same time its end is dealt with.
 func (m *member) aside(fn func()) {
 	done := make(chan any, 1)
 	go func() {
@@ -153,7 +197,7 @@ func (m *member) aside(fn func()) {
 	}()
 	synctest.Wait()
 	m.fate()
-	if len(done) == 0 && m.stopped == nil {
+	if len(done) == 0 && m.stopped == nil && !m.disk.lost() {
 		select {
 		case r := <-done:
 			done <- r
@@ -169,7 +213,7 @@ func (m *member) aside(fn func()) {
 		return
 	}
 	m.cpu = 1
-	if m.stopped == nil {
+	if m.stopped == nil && !m.disk.lost() {
 		m.s.fail("storage", "member %d uses its disk, and never comes back", m.id)
 	}
 	life := m.life
@@ -237,7 +281,6 @@ func (m *member) open() (err error) {
 	if err != nil {
 		return err
 	}
-	m.fs.opened(m.store)
 	if _, id := m.store.Identity(); id == 0 {
 		if m.joins {
 			err = m.store.Join(s.cluster, m.id)
@@ -269,12 +312,17 @@ func (m *member) open() (err error) {
 
 func (m *member) storeOptions() raft.StoreOptions {
 	fs := m.disk.mount()
-	m.fs = fs
+	m.fs, m.compactions = fs, &compactions{}
+	if m.uncompacted = m.rotten || m.disk.misreadOf > 0; m.uncompacted {
+		m.piledUp() // what lies in the log goes to a table
+	} else {
+		m.piled = 0
+	}
 	return raft.StoreOptions{
 		FS: fs, CacheBytes: 1 << 20, MemTableBytes: 256 << 10, BallastBytes: -1, MinFreeBytes: 1 << 20,
-		FailStop: fs.fail, Logger: m.s.logger,
-		// A compaction that meets rot is tried again without end: there, a process would have exited.
-		DisableAutomaticCompactions: m.rotten || m.disk.misreadOf > 0,
+		FailStop: fs.fail, Logger: m.s.logger, CompactionScheduler: m.compactions,
+		// A compaction that meets rot may panic on a goroutine of its own: there, a process would be gone.
+		DisableAutomaticCompactions: m.uncompacted,
 	}
 }
 
@@ -322,7 +370,7 @@ func (m *member) config() server.MasterConfig {
 		Restored:    m.restored != nil,
 		MaxLease:    time.Duration(electionSpan), DefaultLease: 500 * time.Millisecond, SessionTTL: time.Duration(sessionTTL),
 		FlushInterval: 500 * time.Millisecond, TouchInterval: 200 * time.Millisecond, TouchBudget: 1000,
-		AllocTimeout: 2 * time.Second,
+		AllocTimeout: 2 * time.Second, AwayTimeout: time.Duration(s.mix.away),
 	}
 }
 
@@ -477,9 +525,12 @@ func (m *member) down(keep int, torn bool) {
 }
 
 // abandon closes a store whose disk is gone; errors are those of the disk. A process that has ended itself closes
-// nothing.
+// nothing, nor does one that the loss of power has stopped in the middle of something.
 func (m *member) abandon(st *raft.Store) {
-	if !m.fs.gone.Load() {
+	m.disk.mu.Lock()
+	lost := m.fs.lost
+	m.disk.mu.Unlock()
+	if !lost && !m.fs.gone.Load() {
 		go func() {
 			defer func() { _ = recover() }()
 			_ = st.Close()

@@ -46,8 +46,14 @@ const (
 	clientDeaf                   // a client does not answer REVOKE
 	clientSilent                 // a client does not renew its session for long
 	clientQuits                  // a client gives calls up before they are answered, and undoes them
+	nodeCrash                    // a node's process dies, and starts again after a while
+	nodePause                    // a node stands still
+	deviceDrain                  // a device is to be emptied, and is not any more
 	classes
 )
+
+// tierClasses need nodes.
+const tierClasses = classSet(1)<<nodeCrash | 1<<nodePause | 1<<deviceDrain
 
 var classNames = [classes]string{
 	netDelay: "net-delay", netDrop: "net-drop", netDuplicate: "net-duplicate", netReorder: "net-reorder",
@@ -58,7 +64,8 @@ var classNames = [classes]string{
 	memberWipe: "member-wipe", memberTransfer: "member-transfer", memberChange: "member-change",
 	memberLag: "member-lag", clockSkew: "clock-skew", clockJump: "clock-jump", deviceLoss: "device-loss",
 	restore: "restore", version: "version", clientPause: "client-pause", clientCrash: "client-crash",
-	clientDeaf: "client-deaf", clientSilent: "client-silent", clientQuits: "client-quits",
+	clientDeaf: "client-deaf", clientSilent: "client-silent", clientQuits: "client-quits", nodeCrash: "node-crash",
+	nodePause: "node-pause", deviceDrain: "device-drain",
 }
 
 // String returns the class's name, as -faults takes it.
@@ -72,6 +79,8 @@ const allClasses = classSet(1)<<classes - 1
 func (s classSet) has(c class) bool         { return s>>c&1 != 0 }
 func (s classSet) with(c class) classSet    { return s | 1<<c }
 func (s classSet) without(c class) classSet { return s &^ (1 << c) }
+
+func (s classSet) withoutAll(o classSet) classSet { return s &^ o }
 
 // String writes a set as -faults takes it.
 func (s classSet) String() string {
@@ -126,7 +135,11 @@ type mix struct {
 	delay                    int64 // mean, of a healthy link
 	putShare, deleteShare    int   // of 100 operations; the rest reads
 	remote                   float64
-	views                    int // of 100 reads, those in place for longer than a lease lasts
+	views                    int      // of 100 reads, those in place for longer than a lease lasts
+	nodes                    []string // tiers of their devices
+	nodePages                uint64
+	tierLow                  uint64
+	away                     int64 // how long a disk may be
 }
 
 // draw makes a mix from a seed.
@@ -161,7 +174,7 @@ func draw(rng *rand.Rand) mix {
 	}
 	m.pages = 8 * uint64(max((least+m.devices-1)/m.devices, int(share*1.5*float64(m.keys)/8)/m.devices))
 	m.think *= int64(m.clients * m.workers) // what all do together is what costs time
-	for c := range classes {
+	for c := range nodeCrash {              // for the others see drawTiers
 		if rng.IntN(2) == 0 && (c != restore || rng.IntN(2) == 0) { // each restore throws much away
 			m.faults = m.faults.with(c)
 		}
@@ -177,4 +190,26 @@ func draw(rng *rand.Rand) mix {
 	}
 	m.views = []int{0, 3, 10, 30}[rng.IntN(4)]
 	return m
+}
+
+// drawTiers has some runs have nodes, for which nothing else that is drawn changes.
+func (m *mix) drawTiers(rng *rand.Rand, o options) {
+	m.faults = m.faults.withoutAll(tierClasses)
+	if rng.IntN(3) > 0 || o.faults&tierClasses == 0 {
+		return
+	}
+	for range 1 + rng.IntN(3) {
+		m.nodes = append(m.nodes, []string{tierDRAM, tierSSD, tierSSD}[rng.IntN(3)])
+	}
+	m.nodePages = 8 * (1 + rng.Uint64N(m.pages/4))
+	m.tierLow, m.away = 20+rng.Uint64N(81), 2*sec+rng.Int64N(20*sec)
+	if m.remote == 0 {
+		m.remote = 0.4
+	}
+	for c := nodeCrash; c < classes; c++ {
+		if rng.IntN(4) > 0 || o.all {
+			m.faults = m.faults.with(c)
+		}
+	}
+	m.faults &= o.faults
 }

@@ -115,6 +115,9 @@ var strikes = [classes]func(x *strike) func(){
 	clientCrash:    (*strike).crashClient,
 	clientDeaf:     (*strike).deafen,
 	clientSilent:   (*strike).silence,
+	nodeCrash:      (*strike).crashNode,
+	nodePause:      (*strike).pauseNode,
+	deviceDrain:    (*strike).drain,
 }
 
 func (x *strike) delay() func() {
@@ -316,7 +319,7 @@ func (x *strike) torn() func() {
 // power ends a member at once, or within one of the next operations of its disk.
 func (x *strike) power() func() {
 	m := x.member
-	at := x.s.rngFaults.IntN(60)
+	at, of := x.s.rngFaults.IntN(60), x.s.rngFaults.IntN(2)
 	torn := x.s.faulty(diskTorn) && x.s.rngFaults.IntN(2) == 0
 	if !m.up() {
 		return nil
@@ -327,7 +330,8 @@ func (x *strike) power() func() {
 			return
 		}
 		m.disk.mu.Lock()
-		m.disk.crashIn, m.disk.keep, m.disk.torn = at-9, x.keep, torn
+		m.disk.crashIn, m.disk.keep, m.disk.torn = [2]int{}, x.keep, torn
+		m.disk.crashIn[of] = at - 9
 		m.disk.mu.Unlock()
 	}
 }
@@ -509,7 +513,7 @@ func (x *strike) jump() func() {
 
 func (x *strike) loseDevice() func() {
 	d := x.s.devices[x.s.rngFaults.IntN(len(x.s.devices))]
-	if d.lost {
+	if d.lost || d.tier != "" {
 		return nil
 	}
 	return d.lose
@@ -569,6 +573,89 @@ func (x *strike) crashClient() func() {
 			}
 		})
 	}
+}
+
+// anyNode draws a node, nil if it is not there at the moment.
+func (x *strike) anyNode() *client {
+	n := x.s.nodes[x.s.rngFaults.IntN(len(x.s.nodes))]
+	if n == nil || n.life.dead {
+		return nil
+	}
+	return n
+}
+
+func (x *strike) crashNode() func() {
+	n := x.anyNode()
+	if n == nil {
+		return nil
+	}
+	return func() {
+		n.crash()
+		n.node.retire()
+		x.s.after(x.span/2, x.s.world, func() { x.s.restartNode(n) })
+	}
+}
+
+// restartNode starts a node again, unless somebody did.
+func (s *sim) restartNode(n *client) {
+	i := n.n - nodePlaces
+	if s.nodes[i] == n && n.life.dead {
+		s.newNode(i)
+	}
+}
+
+func (x *strike) pauseNode() func() {
+	n := x.anyNode()
+	if n == nil || n.life.paused {
+		return nil
+	}
+	return func() {
+		n.life.paused = true
+		x.s.after(x.span, x.s.world, n.life.resume)
+	}
+}
+
+// drain has a device emptied for a while.
+func (x *strike) drain() func() {
+	s := x.s
+	d := s.devices[s.rngFaults.IntN(len(s.devices))]
+	return func() {
+		s.operator.drain(d, true)
+		s.after(x.span, s.world, func() { s.operator.drain(d, false) })
+	}
+}
+
+// drain marks a device, or ends that.
+func (o *operator) drain(d *device, on bool) {
+	s := o.s
+	o.add(func(p *proc) {
+		for {
+			l := s.leader()
+			if l == nil {
+				p.sleep(200 * ms)
+				continue
+			}
+			for _, i := range s.log.state.Devices() {
+				if i.UUID == d.uuid {
+					var code protocol.Code
+					done := false
+					l.life.spawn(func(p *proc) {
+						_, code = l.do(p, &meta.SetDevice{Device: i.ID, Mode: i.Mode, UntilMS: i.UntilMS, Draining: on})
+						done = true
+						o.p.wake()
+					})
+					if !p.waitFor(func() bool { return done }, 2*sec) || code != protocol.CodeOK {
+						i.Draining = !on
+					}
+					if i.Draining != on && !on {
+						p.sleep(200 * ms)
+						continue
+					}
+				}
+			}
+			return
+		}
+	})
 }
 
 func (x *strike) deafen() func() {

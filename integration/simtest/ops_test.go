@@ -19,6 +19,9 @@ func (c *client) worker(p *proc) {
 		}
 		key := c.anyKey()
 		c.busy++
+		if len(s.mix.nodes) > 0 && c.rng.IntN(20) == 0 {
+			c.copyTo(p)
+		}
 		put, remove := c.shares()
 		switch n := c.rng.IntN(100); {
 		case n < put:
@@ -164,6 +167,9 @@ func (c *client) store(p *proc, ss *csession, t run, op *operation, v stamp, n i
 		if !c.write(p, t, v) {
 			return false, true, nil
 		}
+		if len(c.s.mix.nodes) > 0 {
+			entry.Checksum = v.sum()
+		}
 		entry.RegionID, entry.Epoch, entry.KVOffset = t.r.id, t.r.epoch, uint64(t.page)*pageSize
 		entry.KVLength = uint64(n-1)*pageSize + 1 + c.rng.Uint64N(pageSize)
 		t.r.key[t.page] = key
@@ -244,14 +250,22 @@ func (c *client) disown(r *cregion) {
 
 // write copies a value into its pages, one after the other.
 func (c *client) write(p *proc, t run, v stamp) bool {
+	if !c.access(p, t.r) {
+		c.disown(t.r)
+		c.later(func(p *proc) { c.returnRegion(p, c.sess, t.r.id, t.r.epoch) })
+		return false
+	}
 	if !c.pool.beginCopy(t.r) {
 		return false
 	}
+	defer c.pool.endCopy(t.r)
 	for i := range t.n {
+		if t.r.hold == nil { // its home lets nothing land there any more
+			return false
+		}
 		c.s.write(c, t.r, t.page+i, v)
 		c.dally(p)
 	}
-	c.pool.endCopy(t.r)
 	return true
 }
 
@@ -306,7 +320,13 @@ func (c *client) alloc(p *proc, ss *csession, key string, n int, whole bool) (fo
 		InstanceID: c.instance, PageSize: pageSize, Size: 8 * pageSize, RunPages: uint64(n), Evict: true,
 		Whole: whole && n > 1, FreePages: uint64(c.pool.free(n)), TimeoutMS: 500 + c.rng.Uint64N(2000),
 	}
-	if c.rng.IntN(2) == 0 && !req.Whole {
+	switch {
+	case c.node != nil:
+		req.Device = c.node.id
+	case len(c.s.mix.nodes) > 0 && c.rng.IntN(6) == 0:
+		req.Tier = []string{tierDRAM, tierSSD}[c.rng.IntN(2)]
+	}
+	if c.rng.IntN(2) == 0 && !req.Whole && c.node == nil {
 		req.Keys = [][]byte{[]byte(key)}
 	} else {
 		req.NeedPages = uint64(n)
@@ -381,7 +401,7 @@ func (c *client) get(p *proc, key string) {
 			return
 		}
 		d := int64(r.LeaseMS) * ms
-		got, good := c.copyOut(p, key, r, sentAt+d-margin(d))
+		got, good := c.copyAny(p, key, r, sentAt+d-margin(d))
 		c.giveLease(r.Lease)
 		if good == readLate {
 			s.linear.cancel(op)
@@ -396,6 +416,9 @@ func (c *client) get(p *proc, key string) {
 		}
 		s.linear.end(op, output{done: true, version: got})
 		s.cover.op("get", nil)
+		if r.Promote {
+			c.promote(p, r, key, got)
+		}
 		return
 	}
 	s.cover.op("get-late", nil)
@@ -450,8 +473,32 @@ func (c *client) lookupAll(p *proc, keys []string, leaseMS uint64) ([]protocol.L
 	return rep.Results, sentAt, nil
 }
 
+// copyAny copies an entry from the first of its locations that can be read; some readers begin with another. While it lasts,
+// the lease keeps all of them where they are.
+func (c *client) copyAny(p *proc, key string, r *protocol.LookupResult, end int64) (version uint64, outcome int) {
+	all := append([]protocol.Location{r.Location}, r.Copies...)
+	for i := range r.Copies {
+		l := &r.Copies[i]
+		if mem := c.mapped(l.Device, l.Generation); mem != nil {
+			defer c.s.leaseEnds(c.s.leaseBegins(c, mem, (l.Offset+l.KVOffset)/pageSize, (l.KVLength+pageSize-1)/pageSize, end, key))
+		}
+	}
+	if len(all) > 1 {
+		c.rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	}
+	for i := range all {
+		if version, outcome = c.copyOut(p, key, &all[i], end); outcome != readBad {
+			break
+		}
+		if i < len(all)-1 {
+			c.s.cover.FellOver++
+		}
+	}
+	return version, outcome
+}
+
 // copyOut copies an entry under its lease, which ends at a time of the client's clock.
-func (c *client) copyOut(p *proc, key string, r *protocol.LookupResult, end int64) (version uint64, outcome int) {
+func (c *client) copyOut(p *proc, key string, r *protocol.Location, end int64) (version uint64, outcome int) {
 	s := c.s
 	mem := c.mapped(r.Device, r.Generation)
 	if mem == nil {
@@ -470,8 +517,9 @@ func (c *client) copyOut(p *proc, key string, r *protocol.LookupResult, end int6
 		c.dally(p)
 		got = append(got, mem.pages[from+i])
 	}
+	d := s.device(deviceID(r.Device))
 	switch {
-	case mem.generation != r.Generation:
+	case mem.generation != r.Generation, c.far(d) && (d.mem != mem || !c.reaches(d)):
 		s.cover.GenerationMisses++
 		return 0, readBad
 	case c.clock.Boottime() >= end:

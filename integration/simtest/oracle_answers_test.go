@@ -45,6 +45,9 @@ func (s *sim) answered(session, seq uint64, m *mutation, e *protocol.Error, body
 		if m.typ == protocol.TypeRequestAlloc && planned(body) || m.typ == protocol.TypeGoodbye {
 			return // nothing was logged, and nothing given
 		}
+		if m.typ == protocol.TypeTaskDone && !succeeded(body) {
+			return // the task was canceled
+		}
 		s.fail("once", "request %d of session %d (%v) was acknowledged, and no committed entry carries it out", seq, session, m.typ)
 		return
 	}
@@ -54,6 +57,11 @@ func (s *sim) answered(session, seq uint64, m *mutation, e *protocol.Error, body
 	q.first = got
 	s.cover.Answers++
 	s.compare(k, m, a, body)
+}
+
+func succeeded(body []byte) bool {
+	var r protocol.SuccessReply
+	return r.Decode(body) == nil && r.Success
 }
 
 // planned reports whether the reply to a REQUEST_ALLOC says that nothing was needed.
@@ -182,6 +190,28 @@ func (h *history) tally(before map[string]int64) {
 		}
 		if _, is := h.keys[key]; is {
 			n--
+		}
+		switch h.moved[key] {
+		case -1:
+			s.linear.hide(key, h.proposed)
+			continue
+		case 1:
+			s.linear.back(key, h.proposed)
+			continue
+		}
+		if _, hidden := h.hidden[key]; hidden && gone[key] > 0 {
+			delete(h.hidden, key)
+			n++
+		}
+		if _, is := h.keys[key]; made[key] > 0 && !is && n == 1 {
+			h.unseen[key] = true // perhaps on a device that is away
+			s.linear.hide(key, h.proposed)
+			continue
+		}
+		if n < 0 && h.unseen[key] {
+			delete(h.unseen, key)
+			s.linear.back(key, h.proposed)
+			continue
 		}
 		if n < 0 {
 			s.fail("durable", "%q is there, and nobody has registered it", key)

@@ -21,7 +21,12 @@ const (
 	opExists
 	opDelete
 	opDrop // the system removed it: evicted, cleared, lost, expired, returned
+	opHide // it is not served: the device where it lies is away
+	opBack // it is served again
 )
+
+// hiddenKey marks the version of a key that is hidden.
+const hiddenKey = uint64(1) << 63
 
 type input struct {
 	kind    opKind
@@ -156,7 +161,20 @@ func (l *linear) drop(key string, proposed, since int64) {
 	l.s.cover.Drops++
 }
 
-// keyModel is a key that is absent (0) or holds a version. A put of a key that is held changes nothing.
+// hide is that a key is not served from now on, and back that it is again.
+func (l *linear) hide(key string, proposed int64) { l.system(opHide, key, proposed) }
+func (l *linear) back(key string, proposed int64) { l.system(opBack, key, proposed) }
+
+func (l *linear) system(kind opKind, key string, proposed int64) {
+	op := &operation{over: true}
+	op.ClientId, op.Call, op.Return = 0, proposed, l.s.now
+	op.Input, op.Output = input{kind: kind, key: key}, output{done: true}
+	l.ops = append(l.ops, op)
+	l.s.cover.Hidden++
+}
+
+// keyModel is a key that is absent (0) or holds a version, perhaps hidden. A put of a key that is held changes nothing; one
+// that is hidden can be replaced, and deleted, by who knows of it.
 var keyModel = porcupine.Model{
 	Partition: func(history []porcupine.Operation) (parts [][]porcupine.Operation) {
 		at := map[string]int{}
@@ -174,19 +192,27 @@ var keyModel = porcupine.Model{
 	},
 	Init: func() any { return uint64(0) },
 	Step: func(state, in, out any) (bool, any) {
-		held, i, o := state.(uint64), in.(input), out.(output)
+		all, i, o := state.(uint64), in.(input), out.(output)
+		held := all
+		if all&hiddenKey != 0 {
+			held = 0
+		}
 		switch i.kind {
+		case opHide:
+			return held != 0, held | hiddenKey
+		case opBack:
+			return all&hiddenKey != 0, all &^ hiddenKey
 		case opGet:
-			return o.unknown || o.done == (held != 0) && (!o.done || o.version == held), held
+			return o.unknown || o.done == (held != 0) && (!o.done || o.version == held), all
 		case opExists:
-			return o.unknown || o.done == (held != 0), held
+			return o.unknown || o.done == (held != 0), all
 		case opPut:
 			if held == 0 {
 				return o.unknown || o.done, i.version
 			}
 			return o.unknown || !o.done, held
 		case opDelete:
-			return o.unknown || o.done == (held != 0), uint64(0)
+			return o.unknown || o.done == (all != 0), uint64(0)
 		default:
 			return held != 0, uint64(0)
 		}
@@ -291,7 +317,7 @@ func began(part []porcupine.Operation, n int) (h []porcupine.Operation) {
 			continue
 		}
 		op.Return = math.MaxInt64
-		if k != opDrop {
+		if k != opDrop && k != opHide && k != opBack {
 			op.Output = output{unknown: true}
 		}
 		h = append(h, op)

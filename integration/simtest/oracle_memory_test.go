@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"maps"
 	"slices"
 
 	"larder/meta"
@@ -39,7 +40,11 @@ func (s *sim) leaseEnds(l *lease) {
 
 // leasesEnd ends what a dead process held.
 func (s *sim) leasesEnd(c *client) {
-	for _, mem := range c.maps {
+	mems := slices.Collect(maps.Values(c.maps))
+	for _, d := range s.devices {
+		mems = append(mems, d.mem)
+	}
+	for _, mem := range mems {
 		mem.readers = slices.DeleteFunc(mem.readers, func(l *lease) bool { return l.c == c })
 	}
 }

@@ -234,6 +234,7 @@ func TestHistoriesThatNoOrderExplains(t *testing.T) {
 	get := func(from, to int64, v uint64) step {
 		return step{from, to, input{opGet, "k", 0}, output{done: v != 0, version: v}}
 	}
+	system := func(at int64, kind opKind) step { return step{at, at, input{kind, "k", 0}, output{done: true}} }
 	for name, c := range map[string]struct {
 		want  porcupine.CheckResult
 		steps []step
@@ -247,6 +248,10 @@ func TestHistoriesThatNoOrderExplains(t *testing.T) {
 		"an unknown store may have happened": {porcupine.Ok, []step{{1, 1 << 60, input{opPut, "k", 7}, output{unknown: true}}, get(3, 4, 7)}},
 		"or not":                             {porcupine.Ok, []step{{1, 1 << 60, input{opPut, "k", 7}, output{unknown: true}}, get(3, 4, 0)}},
 		"but not both in turn":               {porcupine.Illegal, []step{{1, 1 << 60, input{opPut, "k", 7}, output{unknown: true}}, get(3, 4, 7), get(5, 6, 0)}},
+		"a value is hidden, and back":        {porcupine.Ok, []step{put(1, 2, 7, true), system(3, opHide), get(4, 5, 0), system(6, opBack), get(7, 8, 7)}},
+		"it is hidden, and read":             {porcupine.Illegal, []step{put(1, 2, 7, true), system(3, opHide), get(4, 5, 7)}},
+		"it is back, and was not hidden":     {porcupine.Illegal, []step{put(1, 2, 7, true), system(3, opDrop), system(4, opBack)}},
+		"it is replaced while it is hidden":  {porcupine.Ok, []step{put(1, 2, 7, true), system(3, opHide), put(4, 5, 8, true), get(6, 7, 8)}},
 		"EXISTS of what is not":              {porcupine.Illegal, []step{{3, 4, input{opExists, "k", 0}, output{done: true}}}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"larder/integration/simtest/model"
+	"larder/meta"
 )
 
 // Bounds of the second phase.
@@ -26,7 +27,7 @@ func (s *sim) peace() {
 	for _, m := range s.sorted() {
 		m.disk.full(false)
 		m.disk.mu.Lock()
-		m.disk.crashIn, m.disk.failIn, m.disk.misreadOf = 0, 0, 0
+		m.disk.crashIn, m.disk.failIn, m.disk.misreadOf = [2]int{}, 0, 0
 		m.disk.mu.Unlock()
 		m.slowTo, m.lagging = 0, false
 		if m.life != nil {
@@ -45,11 +46,22 @@ func (s *sim) peace() {
 			x.lost("healed")
 		}
 	}
+	for i, n := range s.nodes {
+		if n == nil || n.life.dead {
+			s.newNode(i)
+			continue
+		}
+		n.life.resume()
+		if x := n.conn; x != nil && (x.up.cut || x.server != nil && x.server.down.cut) {
+			x.lost("healed")
+		}
+	}
 	s.await("a leader is elected", electionBound+2*sec, func() bool { return s.leader() != nil })
 	s.await("the operator is done", peaceBound, func() bool { return !s.operator.busy() })
 	s.await("all operations end", peaceBound, s.idle)
 	s.await("devices are in service", peaceBound, s.devicesReady)
 	s.await("clients are connected", peaceBound, s.connected)
+	s.await("tasks are over", peaceBound, s.tasksOver)
 	s.readAll()
 	s.await("replicas agree", peaceBound, s.agree)
 	if m, ok := s.log.model.(*model.Model); ok && s.violation == nil {
@@ -74,8 +86,8 @@ func (s *sim) await(what string, bound int64, cond func() bool) {
 
 // idle says that no operation is in progress, and none is being undone.
 func (s *sim) idle() bool {
-	for _, c := range s.clients {
-		if c == nil || c.busy > 0 || c.pool.asking > 0 || c.sess == nil || len(c.sess.open) > 0 {
+	for c := range s.processes() {
+		if c.busy > 0 || c.pool.asking > 0 || c.sess == nil || len(c.sess.open) > 0 {
 			return false
 		}
 	}
@@ -83,8 +95,18 @@ func (s *sim) idle() bool {
 }
 
 func (s *sim) connected() bool {
-	for _, c := range s.clients {
-		if c.conn == nil || c.sess == nil || c.sess.ended {
+	for c := range s.processes() {
+		if c.conn == nil || c.sess == nil || c.sess.ended || c.node != nil && (c.node.attached != c.conn || c.conn.to != s.leader()) {
+			return false // clients find out when they read
+		}
+	}
+	return true
+}
+
+// tasksOver says that all tasks have come to their end: none is lost, whoever led when it was made.
+func (s *sim) tasksOver() bool {
+	for _, t := range s.log.state.Tasks() {
+		if t.State < meta.TaskFinished {
 			return false
 		}
 	}
@@ -129,7 +151,7 @@ func (s *sim) compareBooks() {
 	if s.violation != nil {
 		return
 	}
-	for _, c := range s.clients {
+	for c := range s.processes() {
 		for _, r := range c.pool.list {
 			info, ok := s.log.state.Region(regionID(r.id))
 			if !ok || info.Epoch != r.epoch || uint64(info.Owner) != c.sess.id {
@@ -146,7 +168,7 @@ func (s *sim) compareBooks() {
 				if is && r.state[i] == pageFree {
 					s.fail("books", "page %d of region %d is occupied, and its owner thinks that it is free", i, r.id)
 				}
-				if !is && r.state[i] == pageUsed && s.mix.push {
+				if !is && r.state[i] == pageUsed && (s.mix.push || c.node != nil) {
 					s.fail("books", "page %d of region %d is free, and its owner was not told", i, r.id)
 				}
 			}
@@ -157,10 +179,7 @@ func (s *sim) compareBooks() {
 // stuck describes what has not come to an end.
 func (s *sim) stuck() string {
 	var b strings.Builder
-	for _, c := range s.clients {
-		if c == nil {
-			continue
-		}
+	for c := range s.processes() {
 		fmt.Fprintf(&b, "\nclient %d: busy %d, asking %d, connected %v, allocating %v", c.n, c.busy, c.pool.asking, c.conn != nil, c.allocating)
 		if ss := c.sess; ss != nil {
 			fmt.Fprintf(&b, ", session %d ended %v, alive %v, unanswered %v", ss.id, ss.ended, ss.alive(c.clock.Boottime()),

@@ -43,6 +43,7 @@ type cregion struct {
 	changed               []bool // since the HANDSHAKE on its way was sent; nil if none is
 	copies                int
 	lost                  bool
+	far                   bool // written by transfer: held from when its home has granted that
 	hold                  *holding
 }
 
@@ -193,11 +194,14 @@ func (p *share) use(t run) {
 func (p *share) freed(pg *protocol.Page) {
 	r := p.region(pg.RegionID)
 	if r == nil {
+		if p.c.node != nil {
+			p.c.node.early = append(p.c.node.early, *pg)
+		}
 		return
 	}
 	page, n := int(pg.KVOffset/pageSize), int((pg.KVLength+pageSize-1)/pageSize)
 	if page+n > len(r.state) || r.state[page] == pageFree || r.key[page] == "" ||
-		len(pg.Key) > 0 && r.key[page] != string(pg.Key) {
+		len(pg.Key) > 0 && r.key[page] != string(pg.Key) && r.key[page] != anyOldKey {
 		return
 	}
 	if r.state[page] != pageUsed {
@@ -277,14 +281,23 @@ func (p *share) add(w *proc, ss *csession, given *protocol.Region) bool {
 	if epoch, gone := p.gone[given.RegionID]; gone && epoch >= given.Epoch || ss.ended {
 		return true
 	}
+	p.enter(given, mem)
+	return true
+}
+
+// enter enters a region into the books, with all its pages free.
+func (p *share) enter(given *protocol.Region, mem *memory) *cregion {
+	c := p.c
 	n := int(given.Length / pageSize)
 	r := &cregion{
 		id: given.RegionID, epoch: given.Epoch, generation: given.Generation, offset: given.Offset, length: given.Length,
 		mem: mem, state: make([]byte, n), key: make([]string, n),
 	}
-	r.hold = c.s.hold(c, r)
+	if r.far = c.far(c.s.deviceOf(mem)); !r.far {
+		r.hold = c.s.hold(c, r)
+	}
 	p.list = append(p.list, r)
-	return true
+	return r
 }
 
 // noteChanges begins to record which pages change while a HANDSHAKE is on its way.
@@ -353,6 +366,12 @@ func (c *client) patient(w *proc, id, generation uint64) *memory {
 // mapped returns the memory that this process uses for a device under a generation: what it has mapped, or else what
 // the device is now. nil = the device is another.
 func (c *client) mapped(id, generation uint64) *memory {
+	if d := c.s.device(deviceID(id)); c.far(d) { // it is not, and is read by transfer
+		if !c.reaches(d) || d.mem.generation != generation {
+			return nil
+		}
+		return d.mem
+	}
 	if mem := c.maps[id]; mem != nil && mem.generation == generation {
 		return mem
 	}

@@ -31,6 +31,7 @@ const (
 	streamFaults
 	streamMaster
 	streamSteps
+	streamTiers
 	streamDisk   = 1 << 20
 	streamClient = 1 << 30
 )
@@ -66,7 +67,8 @@ type sim struct {
 	nextID   uint64
 	expelled map[uint64]bool
 	clients  []*client
-	devices  []*device
+	nodes    []*client // see node
+	devices  []*device // those of the masters, then those of nodes
 	keys     []string
 	pids     uint64
 	deadPIDs map[uint64]bool
@@ -205,6 +207,7 @@ func newSim(o options) *sim {
 	if s.mix.faults &= o.faults; o.all {
 		s.mix.faults = o.faults
 	}
+	s.mix.drawTiers(s.stream(streamTiers), o)
 	s.rngSetup, s.rngFaults = s.stream(streamSetup), s.stream(streamFaults)
 	s.rngMaster, s.rngSteps = s.stream(streamMaster), s.stream(streamSteps)
 	s.net = &network{s: s, rng: s.stream(streamNet), links: map[[2]uint64]*peerLink{}}
@@ -214,6 +217,10 @@ func newSim(o options) *sim {
 	}
 	for i := range s.mix.devices {
 		s.devices = append(s.devices, s.newDevice(i))
+	}
+	for i, tier := range s.mix.nodes {
+		size := headerSpan + s.mix.nodePages*pageSize
+		s.devices = append(s.devices, &device{uuid: fmt.Sprintf("%032x", 0x100+i), size: size, mem: newMemory(size), tier: tier})
 	}
 	for i := range s.mix.members {
 		s.founders = append(s.founders, memberRecord(uint64(i+1)))
@@ -231,6 +238,10 @@ func (s *sim) live() {
 	s.clients = make([]*client, s.mix.clients)
 	for i := range s.clients {
 		s.after(s.rngSetup.Int64N(2*sec), s.world, func() { s.newClient(i) })
+	}
+	s.nodes = make([]*client, len(s.mix.nodes))
+	for i := range s.nodes {
+		s.after(int64(i+1)*sec, s.world, func() { s.newNode(i) })
 	}
 	s.world.spawn(s.nemesis)
 	end := int64(s.opt.ticks) * tick
@@ -262,10 +273,8 @@ func (s *sim) protected(fn func()) {
 // end stops everything.
 func (s *sim) end() {
 	s.quiet = true
-	for _, c := range s.clients {
-		if c != nil {
-			c.life.kill()
-		}
+	for c := range s.processes() {
+		c.life.kill()
 	}
 	for _, m := range s.sorted() {
 		s.cover.Syncs += m.disk.syncs
@@ -323,6 +332,17 @@ func (s *sim) fires(c class) bool {
 	s.cover.fault(c)
 	s.trace("fault "+c.String(), uint64(s.fired), 0)
 	return true
+}
+
+// processes are the clients and nodes that there are.
+func (s *sim) processes() iter.Seq[*client] {
+	return func(yield func(*client) bool) {
+		for _, c := range slices.Concat(s.clients, s.nodes) {
+			if c != nil && !yield(c) {
+				return
+			}
+		}
+	}
 }
 
 // sorted lists the members by id.

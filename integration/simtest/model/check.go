@@ -11,7 +11,7 @@ import (
 
 // check verifies the invariants of the design on the state after a log entry.
 func (w *world) check() error {
-	for _, check := range []func() error{w.checkDevices, w.checkRegions, w.checkEntries, w.checkSessions} {
+	for _, check := range []func() error{w.checkDevices, w.checkRegions, w.checkLocations, w.checkEntries, w.checkSessions, w.checkTasks} {
 		if err := check(); err != nil {
 			return err
 		}
@@ -58,7 +58,7 @@ func (w *world) checkRegions() error {
 		good := false
 		switch r.state {
 		case meta.RegionOwned:
-			good = s != nil && s.open
+			good = s != nil && (s.open || w.home(s))
 		case meta.RegionOrphaned:
 			good = s != nil && !s.open && !s.fenced
 		case meta.RegionDeparted:
@@ -78,38 +78,71 @@ func (w *world) checkRegions() error {
 	return nil
 }
 
-// checkEntries verifies that entries lie in their regions, that no page is in two, that no key is held twice, and that
-// ids are not used twice.
-func (w *world) checkEntries() error {
-	held := w.held()
-	slices.SortFunc(held, func(a, b *entry) int {
-		return cmp.Or(cmp.Compare(a.region.id, b.region.id), cmp.Compare(a.offset, b.offset))
-	})
-	for i, e := range held {
-		first, end := e.pages()
-		if e.offset%e.region.pageSize != 0 || end > e.region.length/e.region.pageSize || w.regions[e.region.id] != e.region {
-			return w.violation("an entry lies inside its region, on whole pages", e.region.id, describe(e.page()))
-		}
-		if i > 0 && held[i-1].region == e.region {
-			if _, before := held[i-1].pages(); before > first {
-				return w.violation("no page is in two entries", describe(held[i-1].page()), describe(e.page()))
+// checkLocations verifies that entries lie in their regions, that no page is in two, and that the copies of an entry are
+// few, each on a device of its own.
+func (w *world) checkLocations() error {
+	for _, r := range w.regions {
+		in := w.in(r)
+		slices.SortFunc(in, func(a, b *location) int { return cmp.Compare(a.offset, b.offset) })
+		for i, l := range in {
+			first, end := l.pages()
+			if l.offset%r.pageSize != 0 || end > r.length/r.pageSize {
+				return w.violation("an entry lies inside its region, on whole pages", r.id, describe(l.page()))
+			}
+			if i > 0 {
+				if _, before := in[i-1].pages(); before > first {
+					return w.violation("no page is in two entries", describe(in[i-1].page()), describe(l.page()))
+				}
+			}
+			if r.owner == nil {
+				return w.violation("entries lie in regions of somebody", "", describe(l.page()))
 			}
 		}
-		if e.region.owner == nil {
-			return w.violation("entries lie in regions of somebody", "", describe(e.page()))
+	}
+	return w.checkCopies()
+}
+
+func (w *world) checkCopies() error {
+	for _, e := range w.held() {
+		on := map[*device]bool{}
+		for _, l := range e.at {
+			if l.sound() && on[l.region.device] || w.regions[l.region.id] != l.region || l.entry != e {
+				return w.violation("an entry lies on a device once, in a region that is there", l.region.device.id, describe(l.page()))
+			}
+			on[l.region.device] = on[l.region.device] || l.sound()
 		}
+		if n := len(e.at) - 1; n < 0 || n > protocol.MaxCopies {
+			return w.violation("an entry has few copies", protocol.MaxCopies, n)
+		}
+	}
+	return nil
+}
+
+// checkEntries verifies that no key is held twice, and that ids are not used twice.
+func (w *world) checkEntries() error {
+	held := w.held()
+	for _, e := range held {
 		for _, p := range e.pins {
 			if s := w.sessions[p.session]; p.session != 0 && (s == nil || !s.open) {
-				return w.violation("pins of a session end with it", p.session, describe(e.page()))
+				return w.violation("pins of a session end with it", p.session, describe(e.primary().page()))
 			}
 		}
 	}
 	keys := map[[2]string]bool{}
 	births := map[uint64]bool{}
+	for _, t := range w.tasks {
+		births[uint64(t.ID)] = true
+	}
 	for _, e := range held {
+		for _, l := range e.at {
+			if l.birth != e.birth && (births[l.birth] || l.birth > w.births) {
+				return w.violation("a copy has a birth of its own", "", l.birth)
+			}
+			births[l.birth] = births[l.birth] || l.birth != e.birth
+		}
 		key := [2]string{e.ctx.Tenant, e.key}
 		if keys[key] || births[e.birth] || e.birth > w.births {
-			return w.violation("a key is held once, under a birth of its own", "", describe(e.page()))
+			return w.violation("a key is held once, under a birth of its own", "", describe(e.primary().page()))
 		}
 		keys[key], births[e.birth] = true, true
 	}

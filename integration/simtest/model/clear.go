@@ -66,7 +66,7 @@ func (w *world) setSettings(c *meta.SetSettings, raw []byte) (result, error) {
 	n, old := c.Settings, w.settings
 	differ := n.Policy != old.Policy || n.TTLMS != old.TTLMS
 	switch {
-	case n.Version < old.Version, n.PageSize == 0, n.PageSize%meta.MinPageSize != 0, n.RegionSize < n.PageSize:
+	case n.Version < old.Version, n.PageSize == 0, n.PageSize%meta.MinPageSize != 0, n.RegionSize < n.PageSize, n.TierLow > 100:
 		return refused(protocol.CodeBadRequest), nil
 	case n.Version > meta.ClusterVersion, !policy.Known(n.Policy):
 		return result{}, fmt.Errorf("model: settings %+v need a newer binary", n)
@@ -236,12 +236,17 @@ func (w *world) sweep(c *meta.Sweep, raw []byte) result {
 		}
 		e := w.entries[w.sweepAt]
 		w.sweepAt++
-		if e == nil || w.alive(e) {
-			continue
+		switch {
+		case e == nil:
+		case w.over(e):
+			w.drop(e, w.death(e), true)
+			dropped++
+			for _, l := range e.at {
+				w.emptied(l.region)
+			}
+		default:
+			dropped += w.prune(e)
 		}
-		w.drop(e, w.death(e), true)
-		dropped++
-		w.emptied(e.region)
 	}
 	for key, x := range w.marks {
 		if x.left -= min(x.left, looked); x.left == 0 {

@@ -104,7 +104,7 @@ func decode(k meta.Kind, body []byte) (any, error) {
 		return meta.DecodeDelete(body)
 	case meta.KindPin, meta.KindUnpin, meta.KindCancel:
 		return meta.DecodeCodes(body)
-	case meta.KindSweep, meta.KindEmptyRegion, meta.KindExpirePins, meta.KindAddDevice:
+	case meta.KindSweep, meta.KindEmptyRegion, meta.KindExpirePins, meta.KindAddDevice, meta.KindTask:
 		return meta.DecodeCount(body)
 	default:
 		if len(body) != 0 {
@@ -222,6 +222,24 @@ func (w *world) executeSpace(s *session, c meta.Command) (result, error) {
 	case *meta.DropDevice:
 		return w.dropDevice(c), nil
 	default:
+		return w.executeTiers(c)
+	}
+}
+
+// executeTiers carries out commands about homes, their devices and their tasks.
+func (w *world) executeTiers(c meta.Command) (result, error) {
+	switch c := c.(type) {
+	case *meta.SetDevice:
+		return w.setDevice(c), nil
+	case *meta.FencedRegion:
+		return w.fencedRegion(c), nil
+	case *meta.AddTask:
+		return w.addTask(c), nil
+	case *meta.TaskDone:
+		return w.taskDone(c), nil
+	case *meta.CancelTask:
+		return w.cancelTask(c), nil
+	default:
 		return result{}, fmt.Errorf("model: %T is not known to it: teach it", c)
 	}
 }
@@ -235,6 +253,8 @@ var kindNames = [...]string{
 	meta.KindFreeRegion: "free region", meta.KindAddDevice: "add device", meta.KindRetire: "retire",
 	meta.KindDropDevice: "drop device", meta.KindSettings: "settings", meta.KindIncarnation: "incarnation",
 	meta.KindEmptyRegion: "empty region", meta.KindExpirePins: "expire pins", meta.KindTenant: "tenant",
+	meta.KindDevice: "device", meta.KindTask: "task", meta.KindTaskDone: "task done", meta.KindCancelTask: "cancel task",
+	meta.KindFencedRegion: "fenced region",
 }
 
 func kindName(k meta.Kind) string {
@@ -253,7 +273,11 @@ func describe(v any) string {
 	case meta.DeleteResult:
 		return fmt.Sprintf("%v, freed %s", v.Codes, describe(v.Freed))
 	case meta.Page:
-		return fmt.Sprintf("%q slot %d, region %d of session %d at %d+%d", v.Key, v.Slot, v.Region, v.Owner, v.Offset, v.Length)
+		of := ""
+		if v.Copy {
+			of = "a copy of "
+		}
+		return fmt.Sprintf("%s%q slot %d, region %d of session %d at %d+%d", of, v.Key, v.Slot, v.Region, v.Owner, v.Offset, v.Length)
 	case []meta.Page:
 		return describeAll(v)
 	case meta.Effect:

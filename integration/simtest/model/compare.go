@@ -19,6 +19,8 @@ type Counters struct {
 	Deduplicated uint64
 	Touched      uint64
 	Removed      [meta.Reasons]uint64
+	Copied       uint64
+	Fallen       uint64
 	Evictions    [4]uint64
 	Allocs       [4]uint64
 }
@@ -43,7 +45,7 @@ func (m *Model) CompareState(machine *meta.Machine) error {
 func (m *Model) CompareCounters(machine *meta.Machine) error {
 	s, w := machine.Stats(), m.worlds[0]
 	return w.same("counters", w.counts, Counters{
-		s.Registered, s.Existing, s.Deduplicated, s.Touched, s.Removed, s.Evictions, s.Allocs,
+		s.Registered, s.Existing, s.Deduplicated, s.Touched, s.Removed, s.Copied, s.Fallen, s.Evictions, s.Allocs,
 	})
 }
 
@@ -57,8 +59,8 @@ func (w *world) same(what string, want, got any) error {
 
 func (w *world) compareState(m *meta.Machine) error {
 	for _, compare := range []func(*meta.Machine) error{
-		w.compareHead, w.compareDevices, w.compareRegions, w.compareSessions, w.compareEntries, w.compareKeys,
-		w.comparePrefixes, w.comparePins, w.compareStats, w.compareOrder,
+		w.compareHead, w.compareRegions, w.compareDevices, w.compareSessions, w.compareEntries, w.compareKeys,
+		w.compareLocations, w.comparePrefixes, w.comparePins, w.compareTasks, w.compareStats, w.compareOrder,
 	} {
 		if err := compare(m); err != nil {
 			return err
@@ -104,14 +106,22 @@ func (w *world) compareHead(m *meta.Machine) error {
 func (w *world) compareDevices(m *meta.Machine) error {
 	want := make([]meta.DeviceInfo, 0, len(w.devices))
 	for _, d := range w.deviceList() {
-		i := meta.DeviceInfo{ID: d.id, AddDevice: d.AddDevice}
+		i := meta.DeviceInfo{ID: d.id, AddDevice: d.AddDevice, Mode: d.mode, UntilMS: d.until, Draining: d.draining}
 		for _, e := range w.free(d) {
 			i.Free += e.length
 			i.LargestFree = max(i.LargestFree, e.length)
 		}
 		for _, r := range w.regions {
-			if r.device == d {
-				i.Regions++
+			if r.device != d {
+				continue
+			}
+			i.Regions++
+			for _, l := range w.in(r) {
+				i.Locations++
+				i.LiveBytes += l.entry.length
+				if l != l.entry.primary() {
+					i.CopyBytes += l.entry.length
+				}
 			}
 		}
 		want = append(want, i)
@@ -133,8 +143,8 @@ func (w *world) compareRegions(m *meta.Machine) error {
 		if r.owner != nil {
 			i.Owner, i.Instance = r.owner.id, r.owner.info.Instance
 		}
-		for _, e := range w.in(r) {
-			i.LiveBytes += e.length
+		for _, l := range w.in(r) {
+			i.LiveBytes += l.entry.length
 		}
 		want = append(want, i)
 		if err := w.compareRegion(m, r, i); err != nil {
@@ -162,8 +172,8 @@ func (w *world) compareRegion(m *meta.Machine, r *region, want meta.RegionInfo) 
 	}
 	var slots, got []meta.Slot
 	in := w.in(r)
-	for _, e := range in {
-		slots = append(slots, e.slot)
+	for _, l := range in {
+		slots = append(slots, l.entry.slot)
 	}
 	m.EachEntry(r.id, func(s meta.Slot) bool {
 		got = append(got, s)
@@ -173,9 +183,9 @@ func (w *world) compareRegion(m *meta.Machine, r *region, want meta.RegionInfo) 
 		return err
 	}
 	var runs []uint64
-	slices.SortFunc(in, func(a, b *entry) int { return cmp.Compare(a.offset, b.offset) })
-	for _, e := range in {
-		first, end := e.pages()
+	slices.SortFunc(in, func(a, b *location) int { return cmp.Compare(a.offset, b.offset) })
+	for _, l := range in {
+		first, end := l.pages()
 		if n := len(runs); n > 0 && runs[n-2]+runs[n-1] == first*r.pageSize {
 			runs[n-1] += (end - first) * r.pageSize
 		} else {
@@ -215,9 +225,9 @@ func (w *world) describeSession(s *session) meta.SessionInfo {
 	}
 	for _, r := range w.owned(s) {
 		i.Regions = append(i.Regions, r.id)
-		for _, e := range w.in(r) {
+		for _, l := range w.in(r) {
 			i.Entries++
-			i.Bytes += e.length
+			i.Bytes += l.entry.length
 		}
 	}
 	return i
@@ -262,7 +272,7 @@ func (w *world) compareEntries(m *meta.Machine) error {
 				fmt.Sprintf("born %d", m.Birth(slot)))
 		}
 		want := meta.EntryInfo{
-			Location: e.location(), Tenant: e.ctx.Tenant, Model: e.ctx.Model, Class: e.class(), AddedMS: e.added,
+			Location: e.found().describe(), Tenant: e.ctx.Tenant, Model: e.ctx.Model, Class: e.class(), AddedMS: e.added,
 		}
 		if got := m.Entry(slot); got != want {
 			return w.violation(fmt.Sprintf("the state: entry %q", e.key), want, got)
@@ -379,7 +389,7 @@ func (w *world) compareStats(m *meta.Machine) error {
 	}
 	keyBytes := uint64(0)
 	for _, e := range held {
-		want.LiveBytes += e.length
+		want.LiveBytes += e.length * uint64(len(e.at))
 		tenants[e.ctx.Tenant].Entries++
 		tenants[e.ctx.Tenant].Bytes += e.length
 		keyBytes += uint64(len(e.key))
@@ -430,9 +440,13 @@ func (*watcher) RegionBusy(meta.RegionID) bool { return true }
 // DeviceReady implements meta.Guard.
 func (*watcher) DeviceReady(meta.DeviceID, string, uint64) bool { return false }
 
+// copiesFirst is among how many of the coldest entries those are looked for that live on in a copy.
+const copiesFirst = 64
+
 // compareOrder compares the order in which entries would be evicted, where the policy orders by use or registration
 // alone: of each session and page size, those that are not pinned, the least recently used first, then those that are
-// soft-pinned.
+// soft-pinned. Of the coldest, those that live on elsewhere are looked at before all others, and the copies of entries
+// whose primaries lie elsewhere after them.
 func (w *world) compareOrder(m *meta.Machine) error {
 	if !w.ordered || w.settings.Policy != "lru" && w.settings.Policy != "fifo" {
 		return nil
@@ -455,15 +469,28 @@ func (w *world) compareOrder(m *meta.Machine) error {
 }
 
 func (w *world) compareOrderOf(m *meta.Machine, s *session, pageSize uint64) error {
-	mine := slices.DeleteFunc(w.held(), func(e *entry) bool {
-		return e.region.owner != s || e.region.pageSize != pageSize || e.hard()
-	})
-	slices.SortFunc(mine, func(a, b *entry) int {
-		return cmp.Or(cmp.Compare(a.class(), b.class()), cmp.Compare(a.used, b.used))
-	})
-	want := make([]meta.Slot, len(mine))
-	for i, e := range mine {
-		want[i] = e.slot
+	var want []meta.Slot
+	for _, class := range []meta.Class{meta.ClassNormal, meta.ClassSoft} {
+		mine := slices.DeleteFunc(w.held(), func(e *entry) bool {
+			r := e.primary().region
+			return r.owner != s || r.pageSize != pageSize || e.class() != class
+		})
+		slices.SortFunc(mine, func(a, b *entry) int { return cmp.Compare(a.used, b.used) })
+		for _, e := range mine[:min(len(mine), copiesFirst)] {
+			if slices.ContainsFunc(e.at[1:], (*location).served) {
+				want = append(want, e.slot)
+			}
+		}
+		for _, e := range mine {
+			want = append(want, e.slot)
+		}
+	}
+	for _, r := range w.owned(s) {
+		for _, l := range w.in(r) {
+			if r.state == meta.RegionOwned && r.pageSize == pageSize && l != l.entry.primary() && !l.entry.hard() {
+				want = append(want, l.entry.slot)
+			}
+		}
 	}
 	missing := "?"
 	for w.find(s.tenant, missing) != nil {

@@ -15,7 +15,7 @@ const maxPinsPerEntry = 1024
 func (w *world) register(s *session, c *meta.Register) result {
 	var all []meta.RegisterResult
 	ctx := w.contextFor(tenantOf(s), c.Context)
-	w.inUse = ctx
+	w.inUse, w.before = ctx, w.births
 	for i := range c.Entries {
 		if ctx == nil {
 			all = append(all, meta.RegisterResult{Code: protocol.CodeLimit})
@@ -50,6 +50,9 @@ func (w *world) contextFor(tenant string, c *protocol.Context) *context {
 }
 
 func (w *world) registerOne(s *session, ctx *context, x *protocol.RegisterEntry) meta.RegisterResult {
+	if x.Copy {
+		return w.registerCopy(s, ctx.Tenant, x)
+	}
 	key := string(x.Key)
 	if e := w.find(ctx.Tenant, key); e != nil {
 		if w.alive(e) {
@@ -71,9 +74,9 @@ func (w *world) registerOne(s *session, ctx *context, x *protocol.RegisterEntry)
 	}
 	w.births++
 	e := &entry{
-		birth: w.births, key: key, ctx: ctx, region: r, offset: x.KVOffset, length: x.KVLength, checksum: x.Checksum,
-		added: w.now, prefix: x.HasPrefix,
+		birth: w.births, key: key, ctx: ctx, length: x.KVLength, checksum: x.Checksum, added: w.now, prefix: x.HasPrefix,
 	}
+	e.at = []*location{{e, r, x.KVOffset, e.birth}}
 	if x.HasPrefix {
 		e.hash, e.group = x.Hash, x.Group
 	}
@@ -113,7 +116,7 @@ func (w *world) insert(e *entry) {
 func (w *world) exists(e *entry, key string) meta.RegisterResult {
 	w.touch(e, 1)
 	w.counts.Existing++
-	r := meta.RegisterResult{Existing: e.location()}
+	r := meta.RegisterResult{Existing: e.found().describe()}
 	if e.key != key {
 		r.Key = []byte(e.key)
 	}
@@ -158,23 +161,20 @@ func (w *world) admit(s *session, x *protocol.RegisterEntry) (*region, protocol.
 		return nil, protocol.CodeRevoking
 	case native && r.state != meta.RegionOwned:
 		return nil, protocol.CodeStaleEpoch
-	case r.lost():
+	case r.lost(), r.device.mode != meta.DeviceServing:
 		return nil, protocol.CodeStaleGeneration
 	case x.KVOffset > r.length, x.KVLength > r.length-x.KVOffset:
 		return nil, protocol.CodeOutOfRegion
 	case x.KVOffset%r.pageSize != 0:
 		return nil, protocol.CodeMisaligned
 	}
-	wanted := &entry{region: r, offset: x.KVOffset, length: x.KVLength}
+	wanted := &location{entry: &entry{length: x.KVLength}, region: r, offset: x.KVOffset}
 	first, end := wanted.pages()
 	if end > r.length/r.pageSize {
 		return nil, protocol.CodeOutOfRegion
 	}
-	for _, e := range w.entries {
-		if e == nil || e.region != r {
-			continue
-		}
-		if from, to := e.pages(); from < end && first < to {
+	for _, l := range w.in(r) {
+		if from, to := l.pages(); from < end && first < to {
 			return nil, protocol.CodeOverlap
 		}
 	}
@@ -186,14 +186,14 @@ func (w *world) delete(s *session, c *meta.Delete) result {
 	for _, key := range c.Keys {
 		e := w.find(tenantOf(s), string(key))
 		switch {
-		case e == nil || !w.alive(e):
+		case e == nil || w.over(e):
 			d.Codes = append(d.Codes, protocol.CodeNotFound)
 		case e.hard():
 			d.Codes = append(d.Codes, protocol.CodePinned)
 		default:
 			d.Codes = append(d.Codes, 0)
-			d.Freed = append(d.Freed, e.page())
-			w.drop(e, meta.ReasonDeleted, s == nil || e.region.owner != s)
+			d.Freed = append(d.Freed, e.primary().page())
+			w.drop(e, meta.ReasonDeleted, s == nil || e.primary().region.owner != s)
 		}
 	}
 	return result{value: d}

@@ -282,7 +282,7 @@ func TestLiesInState(t *testing.T) {
 			return &meta.Mark{Region: l.r.ID}
 		}},
 		{"a region is returned", "region", func(l *liar) meta.Command { return &meta.ReturnRegion{Region: l.r.ID} }},
-		{"a region is given", "device", func(*liar) meta.Command {
+		{"a region is given", "regions", func(*liar) meta.Command {
 			return &meta.Alloc{Device: 1, Size: 2 * page, PageSize: page}
 		}},
 		{"keys are cleared", "sweeps pending", func(*liar) meta.Command { return &meta.Clear{Prefix: []byte("x")} }},

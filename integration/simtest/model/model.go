@@ -104,7 +104,7 @@ func (w *world) apply(index uint64, data []byte, group *meta.Group, got *meta.Re
 		return fail("log entries are applied once and in order", fmt.Sprintf("above %d", w.applied), index)
 	}
 	w.applied = index
-	w.effects, w.dropped = nil, nil
+	w.effects, w.dropped, w.moved = nil, nil, nil
 	if len(got.Spans) != len(group.Commands) {
 		return fail("a result per command", len(group.Commands), len(got.Spans))
 	}
@@ -134,9 +134,9 @@ func (w *world) apply(index uint64, data []byte, group *meta.Group, got *meta.Re
 
 // compareEffects compares which pages owners have to be told of. Only those that ask are given any.
 func (w *world) compareEffects(got *meta.Results) error {
-	wantEffects, wantDropped := w.effects, w.dropped
+	wantEffects, wantDropped, wantMoved := w.effects, w.dropped, w.moved
 	if !got.WantEffects {
-		wantEffects, wantDropped = nil, nil
+		wantEffects, wantDropped, wantMoved = nil, nil, nil
 	}
 	if len(wantEffects) != len(got.Effects) || !slices.EqualFunc(wantEffects, got.Effects, func(a, b meta.Effect) bool {
 		return a.Reason == b.Reason && equal(a.Page, b.Page)
@@ -147,6 +147,10 @@ func (w *world) compareEffects(got *meta.Results) error {
 	a, b := slices.Sorted(slices.Values(wantDropped)), slices.Sorted(slices.Values(got.Dropped))
 	if !slices.Equal(a, b) {
 		return w.violation("dropped: the slots freed without anybody's being told", a, b)
+	}
+	a, b = slices.Sorted(slices.Values(wantMoved)), slices.Sorted(slices.Values(got.Parted))
+	if !slices.Equal(a, b) {
+		return w.violation("parted: the slots of entries that lost a location and live on", a, b)
 	}
 	return nil
 }

@@ -63,7 +63,7 @@ var reached = map[meta.Kind][]protocol.Code{
 	meta.KindMark:        {0, protocol.CodePending},
 	meta.KindRevokeDone:  {0, protocol.CodeStaleEpoch, protocol.CodeBadRequest},
 	meta.KindFreeRegion:  {0, protocol.CodePending},
-	meta.KindAddDevice:   {0, protocol.CodeBadRequest},
+	meta.KindAddDevice:   {0, protocol.CodeBadRequest, protocol.CodeUnsupported},
 	meta.KindRetire:      {0, protocol.CodeForbidden},
 	meta.KindDropDevice:  {0, protocol.CodeBusy, protocol.CodeNotFound},
 	meta.KindSettings:    {0, protocol.CodeBusy, protocol.CodeBadRequest},
@@ -71,6 +71,15 @@ var reached = map[meta.Kind][]protocol.Code{
 	meta.KindEmptyRegion: {0, protocol.CodePending},
 	meta.KindExpirePins:  {0},
 	meta.KindTenant:      {0, protocol.CodeNoSpace, protocol.CodeNotFound},
+	kindCopy: {
+		0, protocol.CodeDuplicate, protocol.CodeLimit, protocol.CodeNotFound, protocol.CodeNotOwner, protocol.CodeOverlap,
+		protocol.CodeRevoking, protocol.CodeStaleEpoch, protocol.CodeStaleGeneration, protocol.CodeUnsupported,
+	},
+	meta.KindDevice:       {0, protocol.CodeBadRequest, protocol.CodeNotFound, protocol.CodeUnsupported},
+	meta.KindTask:         {0, protocol.CodeBadRequest, protocol.CodeNotFound, protocol.CodeUnsupported},
+	meta.KindTaskDone:     {0, protocol.CodeBadRequest, protocol.CodeCanceled},
+	meta.KindCancelTask:   {0, protocol.CodeNotFound},
+	meta.KindFencedRegion: {0, protocol.CodeStaleEpoch, protocol.CodeUnsupported},
 }
 
 func randomRun(t *testing.T, name string, seed uint64, steps int, total map[outcome]int) {
@@ -81,13 +90,18 @@ func randomRun(t *testing.T, name string, seed uint64, steps int, total map[outc
 		g.policies = []string{name} // it never changes
 	}
 	s := meta.DefaultSettings()
-	s.Policy, s.MinRegionAgeMS, s.Version = name, 100, meta.ClusterVersion
+	s.Policy, s.MinRegionAgeMS, s.Version = name, 100, meta.VersionTenants
 	p.apply(nil, command{Command: &meta.SetSettings{Settings: s}})
 	pages := uint64(64) << (2 * (seed % 2)) // tight and roomy
 	p.device("d0", pages)
 	p.device("d1", pages/2)
 	restarts := 0
 	for i := range steps {
+		if i == steps/16 {
+			s = p.m.Settings()
+			s.Version = meta.ClusterVersion
+			p.apply(nil, command{Command: &meta.SetSettings{Settings: s}})
+		}
 		g.step()
 		if i%20 == 0 {
 			require.NoError(t, p.model.CompareState(p.m))
@@ -110,7 +124,9 @@ func randomRun(t *testing.T, name string, seed uint64, steps int, total map[outc
 
 // FuzzRandomLogs looks for a seed whose log the machine answers in another way than the model.
 func FuzzRandomLogs(f *testing.F) {
-	f.Add(uint64(1), uint8(0))
+	for which := range uint8(4) {
+		f.Add(uint64(1+which), which)
+	}
 	f.Fuzz(func(t *testing.T, seed uint64, which uint8) {
 		names := policy.Names()
 		randomRun(t, names[int(which)%len(names)], seed, 120, map[outcome]int{})

@@ -46,6 +46,9 @@ type command struct {
 // kindEntry stands for one entry of a REGISTER.
 const kindEntry = meta.Kind(255)
 
+// kindCopy stands for one that is a copy.
+const kindCopy = meta.Kind(254)
+
 // outcome is what became of a kind of command.
 type outcome struct {
 	kind meta.Kind
@@ -103,8 +106,12 @@ func (p *pool) apply(touches []meta.Touch, commands ...command) {
 		}
 		entries, err := decodeRegister(body)
 		require.NoError(p.tb, err)
-		for _, e := range entries {
-			p.seen[outcome{kindEntry, e.Code}]++
+		for j, e := range entries {
+			kind := kindEntry
+			if commands[i].Command.(*meta.Register).Entries[j].Copy {
+				kind = kindCopy
+			}
+			p.seen[outcome{kind, e.Code}]++
 		}
 	}
 }
@@ -166,12 +173,14 @@ type generator struct {
 	seqs     map[meta.SessionID]uint64
 	sent     map[meta.SessionID][]command // not yet acked
 	policies []string
+	homes    []home
 }
 
 func newGenerator(p *pool, seed uint64, keys int) *generator {
 	return &generator{
 		Rand: rand.New(rand.NewPCG(seed, 29)), p: p, keyCount: keys, seqs: map[meta.SessionID]uint64{},
 		sent: map[meta.SessionID][]command{}, policies: policy.Names(),
+		homes: []home{{"node/n0/a", "a", "dram"}, {"node/n0/b", "b", "ssd"}, {"node/n1/c", "c", "ssd"}, {"node/n2/e", "e", "cxl"}},
 	}
 }
 
@@ -238,11 +247,13 @@ func (g *generator) command() command {
 		c.Acked = min(c.Acked, c.Seq)
 		return c
 	}
-	switch n := g.IntN(24); {
+	switch n := g.IntN(36); {
 	case n < 18:
 		return g.protected(id, g.clients(id, n))
-	default:
+	case n < 24:
 		return command{Command: g.leaders(id, n-18)}
+	default:
+		return g.nodes(id, n-24)
 	}
 }
 
@@ -385,6 +396,9 @@ func (g *generator) devices() meta.Command {
 		}
 		if g.one(8) {
 			s.PageSize = g.Uint64N(3) * 2048
+		}
+		if g.one(4) {
+			s.TierLow = g.Uint64N(110)
 		}
 		return &meta.SetSettings{Settings: s}
 	case 1:

@@ -86,6 +86,7 @@ func (w *world) openSession(c *meta.OpenSession) result {
 		info: *c, id: w.lastSession, tenant: tenant, opened: w.now, acked: 1, open: true, answers: map[uint64]answer{},
 	}
 	w.sessions[s.id] = s
+	w.inherit(s)
 	return s.result()
 }
 
@@ -100,7 +101,7 @@ func (w *world) closeSession(c *meta.CloseSession) result {
 	return result{}
 }
 
-// end closes a session: its pins and answers go, its regions are orphaned.
+// end closes a session: its pins and answers go, its regions are orphaned. Those of a home stay its own.
 func (w *world) end(s *session) {
 	if !s.open {
 		return
@@ -111,7 +112,7 @@ func (w *world) end(s *session) {
 		w.unhold(h)
 	}
 	for _, r := range w.owned(s) {
-		if r.state == meta.RegionOwned {
+		if r.state == meta.RegionOwned && !w.home(s) {
 			r.state = meta.RegionOrphaned
 		}
 	}

@@ -74,12 +74,12 @@ func (w *world) disown(r *region) {
 	w.forget(s)
 }
 
-// empty removes entries of a region that is being taken, the newest first, at most so many.
+// empty takes away what lies in a region that is being taken, the newest first, at most so much.
 func (w *world) empty(r *region, most int) int {
 	in := w.in(r)
 	in = in[:min(len(in), most)]
-	for _, e := range in {
-		w.drop(e, meta.ReasonTaken, true)
+	for _, l := range in {
+		w.lose(l, meta.ReasonTaken)
 	}
 	return len(in)
 }
@@ -122,8 +122,8 @@ func (w *world) alloc(s *session, c *meta.Alloc, raw []byte) (result, error) {
 	}
 	for _, r := range w.owned(s) {
 		bytes := uint64(0)
-		for _, e := range w.in(r) {
-			bytes += e.length
+		for _, l := range w.in(r) {
+			bytes += l.entry.length
 		}
 		got.Occupied += (bytes + r.pageSize - 1) / r.pageSize
 	}
@@ -131,15 +131,28 @@ func (w *world) alloc(s *session, c *meta.Alloc, raw []byte) (result, error) {
 	return result{value: got}, nil
 }
 
-// allocEvict evicts those of the named victims that are still there, unpinned, in own regions. Each once.
+// allocEvict frees what those of the named victims that are still there, unpinned, have in own regions: a copy or else,
+// also if it is named again, the primary.
 func (w *world) allocEvict(s *session, c *meta.Alloc, got *meta.AllocResult) bool {
 	for _, v := range c.Victims {
 		e := w.at(v.Slot)
-		if e == nil || e.birth != v.Birth || e.hard() || e.region.owner != s || e.region.state != meta.RegionOwned {
+		if e == nil || e.birth != v.Birth || e.hard() {
 			continue
 		}
-		got.Evicted = append(got.Evicted, e.page())
-		w.drop(e, meta.ReasonEvicted, false)
+		own := slices.DeleteFunc(slices.Clone(e.at), func(l *location) bool {
+			return l.region.owner != s || l.region.state != meta.RegionOwned
+		})
+		if len(own) == 0 {
+			continue
+		}
+		goes := own[0]
+		if goes == e.primary() && len(own) > 1 {
+			goes = own[1]
+		}
+		page := goes.page()
+		page.Copy = goes != e.primary() || w.heir(e) != nil
+		got.Evicted = append(got.Evicted, page)
+		w.evict(goes)
 	}
 	w.counts.Evictions[1] += uint64(len(got.Evicted))
 	return len(got.Evicted) > 0
@@ -307,6 +320,8 @@ func (w *world) addDevice(c *meta.AddDevice) result {
 	case c.UUID == "" || len(c.UUID) > protocol.MaxNameBytes || c.Generation == 0,
 		c.DataOffset%align != 0, c.Size < c.DataOffset, c.Size > 1<<60:
 		return refused(protocol.CodeBadRequest)
+	case w.settings.Version < meta.VersionTiers && (c.Home != "" || c.NUMA != 0):
+		return refused(protocol.CodeUnsupported)
 	case len(w.devices) >= meta.MaxDevices:
 		return refused(protocol.CodeLimit)
 	}
@@ -333,12 +348,13 @@ func (w *world) retire(c *meta.Retire) result {
 	case d.Generation == 0 && !c.Fenced:
 		return refused(protocol.CodeForbidden)
 	}
-	d.Generation = c.Generation
+	d.Generation, d.mode, d.until = c.Generation, meta.DeviceServing, 0
+	w.cancelTasks(d)
 	d.BootID, d.Path, d.Size = cmp.Or(c.BootID, d.BootID), cmp.Or(c.Path, d.Path), cmp.Or(c.Size, d.Size)
 	for _, r := range w.regionList() {
 		switch {
 		case r.device != d || r.state == meta.RegionDraining:
-		case c.Fenced || r.state == meta.RegionDeparted:
+		case c.Fenced || r.state == meta.RegionDeparted || r.state == meta.RegionOwned && r.owner.fenced:
 			w.abandon(r)
 		case r.state == meta.RegionOwned:
 			r.state, r.forSession = meta.RegionMarked, 0
@@ -358,6 +374,7 @@ func (w *world) dropDevice(c *meta.DropDevice) result {
 			return refused(protocol.CodeBusy)
 		}
 	}
+	w.cancelTasks(d)
 	delete(w.devices, d.id)
 	return result{}
 }

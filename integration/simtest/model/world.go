@@ -24,6 +24,8 @@ type world struct {
 	sessions map[meta.SessionID]*session
 	regions  map[meta.RegionID]*region
 	devices  map[meta.DeviceID]*device
+	tasks    []*task // by id
+	before   uint64  // births before the REGISTER that is being carried out
 
 	// The last ones given out.
 	births, epochs, uses, pinIDs uint64
@@ -43,6 +45,7 @@ type world struct {
 
 	effects []meta.Effect // of the present log entry
 	dropped []meta.Slot
+	moved   []meta.Slot
 }
 
 // entry is one key and where its bytes lie.
@@ -51,8 +54,7 @@ type entry struct {
 	birth    uint64
 	key      string
 	ctx      *context
-	region   *region
-	offset   uint64
+	at       []*location // where its bytes lie: the primary first, then the copies, see settleCopies
 	length   uint64
 	checksum uint64
 	added    uint64
@@ -64,6 +66,14 @@ type entry struct {
 	used     uint64 // when it was last given to its policy, or used
 	old      bool   // perhaps still ordered by the policy that is being replaced
 	pins     []*pin
+}
+
+// location is one of the places where the bytes of an entry lie.
+type location struct {
+	entry  *entry
+	region *region
+	offset uint64
+	birth  uint64 // the entry's where that was registered, until a copy in a faster tier takes its place
 }
 
 // pin holds an entry.
@@ -115,7 +125,16 @@ type region struct {
 
 type device struct {
 	meta.AddDevice
-	id meta.DeviceID
+	id       meta.DeviceID
+	mode     meta.DeviceMode
+	until    uint64
+	draining bool
+}
+
+// task is what a home was asked to copy.
+type task struct {
+	meta.TaskInfo
+	items []meta.Victim // none once it is over
 }
 
 func newWorld() *world {
@@ -131,7 +150,7 @@ func newWorld() *world {
 // clone copies everything.
 func (w *world) clone() *world {
 	c := *w
-	c.effects, c.dropped = nil, nil
+	c.effects, c.dropped, c.moved = nil, nil, nil
 	c.tenants, c.limits, c.marks = slices.Clone(w.tenants), maps.Clone(w.limits), map[string]*clearing{}
 	for key, x := range w.marks {
 		c.marks[key] = &clearing{x.tenant, x.left}
@@ -160,19 +179,29 @@ func (w *world) clone() *world {
 		n.device, n.owner = devices[r.device], sessions[r.owner]
 		c.regions[id], regions[r] = n, n
 	}
+	c.tasks = nil
+	for _, t := range w.tasks {
+		c.tasks = append(c.tasks, new(*t)) // what it names is never changed in place
+	}
 	c.entries = make([]*entry, len(w.entries))
 	for i, e := range w.entries {
-		if e == nil {
-			continue
+		if e != nil {
+			c.entries[i] = e.clone(contexts[e.ctx], regions)
 		}
-		n := new(*e)
-		n.ctx, n.region, n.pins = contexts[e.ctx], regions[e.region], nil
-		for _, p := range e.pins {
-			n.pins = append(n.pins, new(*p))
-		}
-		c.entries[i] = n
 	}
 	return &c
+}
+
+func (e *entry) clone(ctx *context, regions map[*region]*region) *entry {
+	n := new(*e)
+	n.ctx, n.at, n.pins = ctx, nil, nil
+	for _, l := range e.at {
+		n.at = append(n.at, &location{n, regions[l.region], l.offset, l.birth})
+	}
+	for _, p := range e.pins {
+		n.pins = append(n.pins, new(*p))
+	}
+	return n
 }
 
 // at returns the entry of a slot, nil if it is free.
@@ -198,26 +227,34 @@ func (w *world) find(tenant, key string) *entry {
 	return nil
 }
 
-// in returns the entries of a region, the newest first.
-func (w *world) in(r *region) []*entry {
-	var in []*entry
-	for _, e := range w.entries {
-		if e != nil && e.region == r {
-			in = append(in, e)
+// in returns what lies in a region: first what was registered there and has not moved since, then all else, both the
+// newest first.
+func (w *world) in(r *region) []*location {
+	var in []*location
+	for _, e := range w.held() {
+		for _, l := range e.at {
+			if l.region == r {
+				in = append(in, l)
+			}
 		}
 	}
-	slices.SortFunc(in, func(a, b *entry) int { return cmp.Compare(b.birth, a.birth) })
+	slices.SortFunc(in, func(a, b *location) int {
+		if a.first() != b.first() {
+			return map[bool]int{true: -1, false: 1}[a.first()]
+		}
+		return cmp.Compare(b.birth, a.birth)
+	})
 	return in
 }
 
-// live counts the entries of a region.
+// live counts the locations in a region.
 func (w *world) live(r *region) int { return len(w.in(r)) }
 
-// pinned counts the hard-pinned entries of a region.
+// pinned counts those of hard-pinned entries: readers may have found them there, primaries or copies.
 func (w *world) pinned(r *region) int {
 	n := 0
-	for _, e := range w.in(r) {
-		if e.hard() {
+	for _, l := range w.in(r) {
+		if l.entry.hard() {
 			n++
 		}
 	}
@@ -265,30 +302,33 @@ func (e *entry) class() meta.Class {
 	}
 }
 
-// pages returns the pages of its region that an entry lies on, from first up to end.
-func (e *entry) pages() (first, end uint64) {
-	return e.offset / e.region.pageSize, (e.offset + e.length + e.region.pageSize - 1) / e.region.pageSize
-}
-
 // lost reports whether a region's bytes may be gone.
 func (r *region) lost() bool { return r.generation != r.device.Generation }
 
-// alive reports whether an entry may be served.
-func (w *world) alive(e *entry) bool { return w.death(e) == 0 }
+// alive reports whether an entry may be served: from where it lies, and at all.
+func (w *world) alive(e *entry) bool {
+	return w.kept(e) && slices.ContainsFunc(e.at, (*location).served)
+}
 
-// death says why an entry may not be served; 0 if it may.
+// over reports whether an entry will never be served again. One whose device is away may be.
+func (w *world) over(e *entry) bool {
+	return !w.kept(e) || !slices.ContainsFunc(e.at, (*location).sound)
+}
+
+// kept reports whether an entry was not cleared, and its time is not over.
+func (w *world) kept(e *entry) bool { return !e.cleared && (e.expires == 0 || e.expires > w.now) }
+
+// death says why an entry is not served.
 func (w *world) death(e *entry) meta.Reason {
-	switch {
-	case e.region.lost():
+	switch r := e.primary().region; {
+	case r.lost():
 		return meta.ReasonLost
-	case e.region.state == meta.RegionMarked || e.region.state == meta.RegionDraining:
+	case !r.sound():
 		return meta.ReasonTaken
 	case e.expires != 0 && e.expires <= w.now:
 		return meta.ReasonExpired
-	case e.cleared:
-		return meta.ReasonCleared
 	default:
-		return 0
+		return meta.ReasonCleared
 	}
 }
 
@@ -314,13 +354,16 @@ func (w *world) joins(e *entry) {
 	}
 }
 
-// drop removes an entry. tell says that its owner does not know.
+// drop removes an entry. tell says that the owner of its primary does not know; those of copies never do.
 func (w *world) drop(e *entry, why meta.Reason, tell bool) {
-	r := e.region
+	for _, l := range e.at[1:] {
+		w.tell(l, why)
+	}
+	first := e.primary()
 	switch {
 	case !tell:
-	case why != meta.ReasonTaken && r.state == meta.RegionOwned && r.owner.open:
-		w.effects = append(w.effects, meta.Effect{Page: e.page(), Reason: why})
+	case why != meta.ReasonTaken && first.hears():
+		w.effects = append(w.effects, meta.Effect{Page: first.page(), Reason: why})
 	default:
 		w.dropped = append(w.dropped, e.slot)
 	}
@@ -330,28 +373,12 @@ func (w *world) drop(e *entry, why meta.Reason, tell bool) {
 	w.forgetContext(e.ctx)
 }
 
-// page describes the pages of an entry.
-func (e *entry) page() meta.Page {
-	p := meta.Page{Key: []byte(e.key), Slot: e.slot, Region: e.region.id, Offset: e.offset, Length: e.length}
-	if e.region.owner != nil {
-		p.Owner = e.region.owner.id
-	}
-	return p
-}
-
 // location describes where a region lies.
 func (r *region) location() meta.Location {
 	return meta.Location{
 		Region: r.id, Device: r.device.id, RegionOffset: r.offset, RegionLength: r.length, Generation: r.generation,
 		Epoch: r.epoch, PageSize: r.pageSize,
 	}
-}
-
-// location describes where an entry lies.
-func (e *entry) location() meta.Location {
-	l := e.region.location()
-	l.Offset, l.Length, l.Checksum = e.offset, e.length, e.checksum
-	return l
 }
 
 func (w *world) addTenant(name string) {
