@@ -24,6 +24,7 @@ const root = "../.."
 var order = [][]string{
 	{"cmd", "integration", "examples", "internal"},
 	{"server"},
+	{"node"},
 	{"conductor", "pg"},
 	{"client"},
 	{"tiering"},
@@ -42,6 +43,8 @@ var forbidden = []struct {
 }{
 	{"client", []string{"larder/raft", "larder/meta"}, "a client knows the protocol, not what is behind it"},
 	{"raft", []string{"larder/meta"}, "the log does not know what a command means"},
+	{"server", []string{"larder/node"}, "a master knows nodes by their sessions: cmd puts one beside it"},
+	{"node", []string{"larder/raft", "larder/meta"}, "a node knows the protocol, not what is behind it"},
 	{"cxl", []string{"larder/protocol"}, "a device does not know who owns it"},
 	{
 		"meta",
