@@ -881,6 +881,37 @@ func TestReconnectBringsPagesInLine(t *testing.T) {
 	require.Equal(t, 1, c.Stats().Regions)
 }
 
+// The answer to a REGISTER is lost, and the entry has gone by the next HANDSHAKE, which does not name its page. The answer
+// to the repetition is the first one's, and nothing is told of the page any more.
+func TestPagesOfARepeatedRegisterAreNotLost(t *testing.T) {
+	f := newFake(t, 16*4096, 1)
+	c := f.open(t, nil)
+	put(t, c, "first", 4096)
+	lose := true
+	f.do(func() {
+		f.after = func(_ *fakeConn, h protocol.Header) bool {
+			if h.Type != protocol.TypeBatchRegister || !lose {
+				return true
+			}
+			lose = false
+			f.drop(f.entries["second"])
+			return false
+		}
+	})
+	res, err := c.Put(t.Context(), []byte("second"), value("second", 4096))
+	require.NoError(t, err)
+	require.True(t, res.Stored)
+	require.Eventually(t, func() bool {
+		c.pool.mu.Lock()
+		defer c.pool.mu.Unlock()
+		c.pool.wakeResting()
+		return c.pool.nfree == 15
+	}, 2*time.Second, 5*time.Millisecond)
+	hellos := f.count(protocol.TypeHandshake)
+	require.Never(t, func() bool { return f.count(protocol.TypeHandshake) != hellos }, 200*time.Millisecond, 20*time.Millisecond)
+	requireValue(t, c, "first", 4096)
+}
+
 func TestZeroCopyStore(t *testing.T) {
 	f := newFake(t, 16*4096, 1)
 	c := f.open(t, func(cfg *Config) { cfg.Checksums = true })

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"larder/protocol"
@@ -16,6 +17,9 @@ const (
 	// heartbeats is how many heartbeats fit a session's TTL.
 	heartbeats = 3
 )
+
+// errLookAgain ends connections for a HANDSHAKE to say which pages are in use.
+var errLookAgain = errors.New("this client asks anew which of its pages are in use")
 
 func (c *Client) wakeKeeper() {
 	select {
@@ -54,6 +58,9 @@ func (c *Client) keeper() {
 		}
 		if s.ttl > 0 && (kicked || now-c.lastAnswer.Load() > s.ttl/heartbeats) {
 			c.beat(beating)
+		}
+		if c.pool.doubts() && s.window.inFlight() == 0 { // or a store is sent again, and leaves the next doubt
+			l.close(errLookAgain)
 		}
 		c.renewHolds(now)
 		c.releaseIdle(now)

@@ -26,6 +26,10 @@ type pool struct {
 	asking int // REQUEST_ALLOCs whose outcomes are not known yet
 	gone   map[uint64]uint64
 	dying  map[uint64]*region // given up, and perhaps still written to
+	// doubtful says that pages may count as used that are free. The answer to a REGISTER that was sent again may be older
+	// than the HANDSHAKE before it: an entry that had gone by then was not among the occupied pages, and nothing else will
+	// say that it has gone.
+	doubtful bool
 }
 
 // rest is a run of pages in quarantine until due.
@@ -377,9 +381,17 @@ func (p *pool) retireAll(why error) (all []*region, safe bool) {
 func (p *pool) noteChanges() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.doubtful = false
 	for _, r := range p.regions {
 		r.changed = newBitset(len(r.keys), false)
 	}
+}
+
+// doubts reports whether only a HANDSHAKE can tell which pages are in use.
+func (p *pool) doubts() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.doubtful
 }
 
 // reconcile compares the books with what a master says of this client's regions, and returns the regions that are no

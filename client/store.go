@@ -180,6 +180,7 @@ type storeOp struct {
 	entries []placed // per entry of req
 	far     sending
 	left    bool // the runs were handed to the background
+	sends   int  // how often REGISTER was sent
 
 	of      []CopyItem // per item, the entry that it is a copy of; nil for new entries
 	skips   []bool     // per item, whether the leader said that there is nothing to copy
@@ -218,7 +219,11 @@ func (c *Client) freeStore(op *storeOp) {
 	c.stores.Put(op)
 }
 
-func (op *storeOp) appendTo(b []byte) []byte     { return op.req.AppendAs(b, op.typ) }
+func (op *storeOp) appendTo(b []byte) []byte {
+	op.sends++
+	return op.req.AppendAs(b, op.typ)
+}
+
 func (op *storeOp) mutation() *protocol.Mutation { return &op.req.Mutation }
 
 func (op *storeOp) decode(p *[]byte) (*protocol.Error, error) {
@@ -303,7 +308,7 @@ func (c *Client) session(ctx context.Context) (*session, error) {
 // round tries to store everything in todo, and leaves there what has to be tried again.
 func (op *storeOp) round(ctx context.Context, s *session) error {
 	c, w := op.c, &op.want
-	op.keys, op.pages, op.again, op.left = op.keys[:0], op.pages[:0], op.again[:0], false
+	op.keys, op.pages, op.again, op.left, op.sends = op.keys[:0], op.pages[:0], op.again[:0], false, 0
 	for _, i := range op.todo {
 		op.keys = append(op.keys, op.items[i].Key)
 		op.pages = append(op.pages, c.pagesOf(len(op.items[i].Value)))
@@ -554,6 +559,7 @@ func (op *storeOp) outcome() error {
 	}
 	var lost []*region
 	c.pool.mu.Lock()
+	c.pool.doubtful = c.pool.doubtful || op.sends > 1
 	for j := range op.rep.Results {
 		t, i := op.entries[j].t, op.todo[op.entries[j].k]
 		r := &op.rep.Results[j]
@@ -590,6 +596,7 @@ func (op *storeOp) outcome() error {
 			op.again = append(op.again, i)
 		case occupied:
 			// Something lies there that this client does not know: the pages stay taken until a reconnect tells.
+			c.pool.doubtful = true
 			c.pool.busy -= t.n
 			*t = run{}
 			op.again = append(op.again, i)
@@ -617,6 +624,7 @@ func (op *storeOp) outcomeOfExtra(t *run, r *protocol.RegisterResult, lost []*re
 		*t = run{}
 		op.c.counters.replicas.Add(1)
 	case verdict(r) == occupied:
+		p.doubtful = true
 		p.busy -= t.n
 		*t = run{}
 	case verdict(r) == elsewhere && !slices.Contains(lost, t.r):
@@ -667,6 +675,7 @@ func (op *storeOp) orphan() outcome {
 		known := payload != nil && rep.DecodeAs(payload, typ) == nil && len(rep.Results) == len(runs)
 		p.mu.Lock()
 		defer p.mu.Unlock()
+		p.doubtful = true
 		for j, t := range runs {
 			p.busy -= t.n
 			switch {

@@ -153,7 +153,7 @@ func (op *storeOp) register(ctx context.Context, a *Alloc) (PutResult, error) {
 	t := a.run
 	op.items, op.out, op.todo = op.one[:], op.res[:], append(op.todo[:0], 0)
 	op.res[0] = PutResult{}
-	op.again, op.left = op.again[:0], false
+	op.again, op.left, op.sends = op.again[:0], false, 0
 	op.want.runs = append(op.want.runs[:0], t)
 	c.pool.mu.Lock()
 	c.pool.busy += t.n

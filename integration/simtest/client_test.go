@@ -471,6 +471,10 @@ func (c *client) keeper(p *proc) {
 			c.conn.lost("looks for what it would be told")
 			continue
 		}
+		if c.pool.doubtful && len(ss.open) == 0 {
+			c.conn.lost("looks which of its pages are in use")
+			continue
+		}
 		if len(c.releases) > 0 && c.rng.IntN(4) == 0 {
 			req := protocol.LeasesRequest{Leases: c.releases}
 			c.conn.post(protocol.TypeRelease, req.Append(nil))

@@ -82,7 +82,7 @@ func (c *client) attempt(p *proc, x *clientConn, t protocol.Type, body []byte, w
 }
 
 // roundTrip repeats a request until it is answered for good, the session ends, or the caller's patience does. unknown
-// says that it may have been carried out, now or later.
+// says that it may have been carried out, now or later; or, of one that succeeded, by an earlier attempt.
 func (c *client) roundTrip(p *proc, ss *csession, t protocol.Type, body func() []byte, wait, patience int64, read reader) (
 	sentAt int64, unknown bool, e *protocol.Error,
 ) {
@@ -96,7 +96,7 @@ func (c *client) roundTrip(p *proc, ss *csession, t protocol.Type, body func() [
 		}
 		sentAt, e = c.attempt(p, c.conn, t, body(), wait, read)
 		if e == nil {
-			return sentAt, false, nil
+			return sentAt, unknown, nil
 		}
 		unknown = unknown || !answeredNo(e)
 		if final(e) {
@@ -156,6 +156,7 @@ func (c *client) mutate(p *proc, ss *csession, m *mutation) *protocol.Error {
 	_, unknown, e := c.roundTrip(p, ss, m.typ, m.body, m.wait, c.patience(), m.keep(c, ss.id, seq))
 	if e == nil || !unknown {
 		delete(ss.open, seq)
+		c.pool.doubtful = c.pool.doubtful || unknown
 		return e
 	}
 	m.left = true
@@ -212,6 +213,7 @@ func (c *client) settle(p *proc, ss *csession, seq uint64, m *mutation, body []b
 			return read(b)
 		})
 		if e == nil {
+			c.pool.doubtful = true
 			told(answer, false)
 			return
 		}

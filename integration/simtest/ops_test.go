@@ -217,6 +217,7 @@ func (c *client) outcome(t run, r *protocol.RegisterResult) (stored, again bool,
 		}
 		return false, true, nil
 	case protocol.CodeOverlap:
+		c.pool.doubtful = true
 		return false, true, nil // something unknown lies there: the pages stay taken until a reconnect tells
 	case protocol.CodeNotFound:
 		return false, true, nil

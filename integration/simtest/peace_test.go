@@ -63,6 +63,7 @@ func (s *sim) peace() {
 	s.await("clients are connected", peaceBound, s.connected)
 	s.await("tasks are over", peaceBound, s.tasksOver)
 	s.readAll()
+	s.await("clients know their pages", peaceBound, s.certain)
 	s.await("replicas agree", peaceBound, s.agree)
 	if m, ok := s.log.model.(*model.Model); ok && s.violation == nil {
 		if err := m.CompareState(s.log.state); err != nil {
@@ -98,6 +99,16 @@ func (s *sim) connected() bool {
 	for c := range s.processes() {
 		if c.conn == nil || c.sess == nil || c.sess.ended || c.node != nil && (c.node.attached != c.conn || c.conn.to != s.leader()) {
 			return false // clients find out when they read
+		}
+	}
+	return true
+}
+
+// certain says that no client waits for a HANDSHAKE to tell which of its pages are in use.
+func (s *sim) certain() bool {
+	for c := range s.processes() {
+		if c.conn == nil || c.pool.doubtful {
+			return false
 		}
 	}
 	return true

@@ -25,6 +25,8 @@ type share struct {
 	gone    map[uint64]uint64
 	dying   []*cregion
 	latest  run // that came free: some clients use it again first
+	// doubtful says that pages may count as used that are free: see the client package.
+	doubtful bool
 }
 
 type rest struct {
@@ -302,6 +304,7 @@ func (p *share) enter(given *protocol.Region, mem *memory) *cregion {
 
 // noteChanges begins to record which pages change while a HANDSHAKE is on its way.
 func (p *share) noteChanges() {
+	p.doubtful = false
 	for _, r := range p.list {
 		r.changed = make([]bool, len(r.state))
 	}
