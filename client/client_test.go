@@ -746,13 +746,14 @@ func TestViewIsRenewedUntilItIsClosed(t *testing.T) {
 	f := newFake(t, 16*4096, 1)
 	c := f.open(t, nil)
 	put(t, c, "k", 4096)
-	f.do(func() { f.leaseMS = 100 })
+	f.do(func() { f.leaseMS = 1000 })
 	v, err := c.View(t.Context(), []byte("k"))
 	require.NoError(t, err)
-	time.Sleep(300 * time.Millisecond)
+	time.Sleep(1200 * time.Millisecond)
 	require.NoError(t, v.Close())
 	require.NotZero(t, f.count(protocol.TypeRenew))
 
+	f.do(func() { f.leaseMS = 100 })
 	v, err = c.View(t.Context(), []byte("k"))
 	require.NoError(t, err)
 	f.do(func() {

@@ -109,10 +109,10 @@ func (n *fakeNode) give(size, pageSize uint64) protocol.Region {
 // pick chooses the node that a region comes from; nil for the fake's own device.
 func (f *fake) pick(r *protocol.AllocRequest) *fakeNode {
 	best, score := (*fakeNode)(nil), 0
-	if r.Device > 1 {
+	switch {
+	case r.Device > 1 || f.next+r.Size > f.size:
 		score = -100
-	}
-	if slices.Contains(r.Avoid, fakeHost) || f.next+r.Size > f.size {
+	case slices.Contains(r.Avoid, fakeHost):
 		score = -10
 	}
 	for _, n := range f.nodes {
