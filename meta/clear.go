@@ -232,9 +232,12 @@ func (m *Machine) applyIncarnation(c *NewIncarnation, out *Results) {
 	first := m.head.incarnation == 0 // there was nothing before it
 	m.head.incarnation = c.Incarnation
 	m.head.clearedAll = m.head.births
+	names := uint64(0)
 	if !first {
-		m.skipIDs(c.Incarnation << idBits)
+		names = c.Incarnation << idBits
+		m.skipIDs(names)
 	}
+	m.endAllNames(names)
 	for _, s := range m.sortedSessions() {
 		m.closeSession(s)
 		m.forgetSession(s)

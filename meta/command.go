@@ -39,6 +39,8 @@ const (
 	KindTaskDone     Kind = 26 // how far it has come
 	KindCancelTask   Kind = 27 // it need not any more
 	KindFencedRegion Kind = 28 // a device's home has made sure that a region's owner writes there no more
+	KindPutName      Kind = 29 // set a name
+	KindDeleteName   Kind = 30 // remove one
 )
 
 // Header precedes every command. A command with Session and Seq is applied once: its result is remembered until

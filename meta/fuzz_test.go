@@ -38,6 +38,7 @@ func sampleCommands() []Command {
 		&AddDevice{UUID: "u", Path: "p", Node: "n", Tier: "ssd", Size: 1, Align: 2, Generation: 3, Home: "node/n/u", NUMA: 2},
 		&SetDevice{Device: 1, Mode: DeviceAway, UntilMS: 9, Draining: true}, &FencedRegion{Region: 3, Epoch: 4},
 		&AddTask{TaskKind: TaskMove, Device: 1, MoveFrom: 2, Items: []Victim{{1, 2}, {3, 4}}},
+		&PutName{Key: []byte("k"), Value: []byte("v"), Check: true, Revision: 3, Lease: true}, &DeleteName{Key: []byte("k"), Check: true, Revision: 4},
 		&TaskDone{Task: 1, Done: 5, Copied: 2, Skipped: 2, Failed: 1, Bytes: 6}, &CancelTask{Task: 7},
 		&Retire{Device: 1, Generation: 2, BootID: "b", Size: 3, Path: "p", Fenced: true}, &DropDevice{Device: 1},
 		&SetSettings{Settings: DefaultSettings()}, &NewIncarnation{Incarnation: 3}, &EmptyRegion{Region: 1}, &ExpirePins{},
@@ -50,7 +51,7 @@ func blankCommand(k Kind) Command {
 	for _, c := range []Command{
 		&OpenSession{}, &CloseSession{}, &Fence{}, &Alloc{}, &ReturnRegion{}, &Register{}, &Delete{}, &Pin{}, &Pin{Undo: true},
 		&Cancel{}, &Clear{}, &Sweep{}, &Mark{}, &RevokeDone{}, &FreeRegion{}, &AddDevice{}, &Retire{}, &DropDevice{},
-		&SetDevice{}, &AddTask{}, &TaskDone{}, &CancelTask{}, &FencedRegion{},
+		&SetDevice{}, &AddTask{}, &TaskDone{}, &CancelTask{}, &FencedRegion{}, &PutName{}, &DeleteName{},
 		&SetSettings{}, &NewIncarnation{}, &EmptyRegion{}, &ExpirePins{}, &SetTenant{},
 	} {
 		if c.Kind() == k {
@@ -68,7 +69,7 @@ func FuzzCommand(f *testing.F) {
 		seen[c.Kind()] = true
 		f.Add(uint8(c.Kind()), c.appendTo(nil))
 	}
-	for k := KindOpenSession; k <= KindTenant; k++ {
+	for k := KindOpenSession; k <= KindDeleteName; k++ {
 		require.True(f, seen[k], "kind %d has no sample", k)
 	}
 	f.Fuzz(func(t *testing.T, kind uint8, body []byte) {
@@ -119,6 +120,8 @@ func FuzzResult(f *testing.F) {
 		check(len(codes), err)
 		_, err = DecodeCount(b)
 		check(0, err)
+		_, err = DecodeName(b)
+		check(0, err)
 		it := DecodeRegister(b)
 		check(it.Len(), it.Err())
 		var r RegisterResult
@@ -132,7 +135,7 @@ func FuzzResult(f *testing.F) {
 // sampleStore is what a machine that has done a bit of everything wrote.
 func sampleStore(tb testing.TB) *memStore {
 	tb.Helper()
-	p := newPool(tb)
+	p := namesPool(tb)
 	g := generator{r: rand.New(rand.NewPCG(11, 5)), p: p}
 	p.device(16 * page)
 	for range 400 {

@@ -173,6 +173,12 @@ func (m *Machine) describe() []string {
 	for _, r := range m.regionList {
 		line(r)
 	}
+	line(&m.names)
+	for _, c := range m.sortedContexts() {
+		for _, n := range c.tenant.names {
+			line(n)
+		}
+	}
 	for s := range m.table.end {
 		if x := m.table.at(s); x.birth != 0 {
 			out = append(out, fmt.Sprintf("entry %d %s hash %x order %+v pins %d flags %x", s, m.Key(s), m.entryHash(s, x), x.place(), x.pins, x.flags))

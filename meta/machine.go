@@ -32,6 +32,7 @@ type Machine struct {
 	contexts   map[ContextID]*contextRecord
 	contextIDs map[Context]ContextID
 	tenants    map[string]*tenant
+	names      nameTable
 	pinsOf     map[Slot][]*pin
 	timedPins  pinHeap // those that end, the first on top
 
@@ -282,6 +283,10 @@ func newCommand(k Kind) Command {
 		return &CancelTask{}
 	case KindFencedRegion:
 		return &FencedRegion{}
+	case KindPutName:
+		return &PutName{}
+	case KindDeleteName:
+		return &DeleteName{}
 	default:
 		return nil
 	}
@@ -341,6 +346,10 @@ func (m *Machine) applyCommand(h Header, s *session, c Command, out *Results) er
 		m.applyCancelTask(c, out)
 	case *FencedRegion:
 		m.applyFencedRegion(c, out)
+	case *PutName:
+		m.applyPutName(s, c, out)
+	case *DeleteName:
+		m.applyDeleteName(s, c, out)
 	}
 	return nil
 }

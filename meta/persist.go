@@ -40,6 +40,8 @@ const (
 	recSession  = 'S'
 	recTask     = 'K'
 	recTenant   = 'T'
+	recName     = 'M'
+	recNames    = 'V'
 )
 
 // stateFormat is the first byte of the head record, raised when the layout of records changes.
@@ -319,6 +321,9 @@ func Open(store Store) (*Machine, error) {
 		return nil, err
 	}
 	if err := m.loadTasks(store); err != nil {
+		return nil, err
+	}
+	if err := m.loadNames(store); err != nil {
 		return nil, err
 	}
 	if err := m.restorePolicies(store); err != nil {

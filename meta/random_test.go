@@ -79,6 +79,7 @@ func (p *pool) check() {
 	}
 	require.Equal(t, m.table.count, live)
 	p.checkPlaces()
+	p.checkNames()
 	inPolicies := 0
 	for _, s := range m.sessions {
 		for _, part := range s.parts {
@@ -141,10 +142,15 @@ func randomRun(t *testing.T, name string, seed uint64, steps int) {
 	g.verify()
 	replica, err := Open(newMemStore())
 	require.NoError(t, err)
+	w := newNameWatcher(t, replica)
+	defer w.same()
 	var out Results
 	for i, group := range p.log {
 		out.Reset()
 		require.NoError(t, replica.Apply(uint64(i)+1, group, &out))
+		if r.IntN(4) == 0 {
+			w.look()
+		}
 	}
 	requireSame(t, replica, p.m) // same log, same state, whether rebuilt on the way or not
 }
@@ -176,7 +182,7 @@ func (g *generator) keys() [][]byte {
 
 func (g *generator) step() {
 	p, id := g.p, g.session()
-	switch g.r.IntN(25) {
+	switch g.r.IntN(27) {
 	case 0, 1, 2:
 		g.alloc(id)
 	case 3, 4, 5, 6, 7, 8:
@@ -235,6 +241,8 @@ func (g *generator) step() {
 		g.copy()
 	case 24:
 		g.tiers()
+	case 25, 26:
+		g.name(id)
 	}
 }
 
@@ -352,7 +360,7 @@ func (g *generator) verify() {
 
 // FuzzApply: no log entry, however corrupt, makes a machine panic.
 func FuzzApply(f *testing.F) {
-	p := newPool(f)
+	p := namesPool(f)
 	g := generator{r: rand.New(rand.NewPCG(5, 5)), p: p}
 	p.device(16 * page)
 	for range 200 {

@@ -31,6 +31,10 @@ import (
 //	close|fence NAME [fenced]                 clear NAME [all] [prefix=P] [model=M]
 //	sweep N    retire device=D [fenced] [pages=N]       expire-pins    time MS    incarnation N
 //	touch KEY ...                             lookups that the leader collected
+//	put NAME KEY VALUE [if=REVISION] [lease]  drop NAME KEY [if=REVISION]
+//	                                          set and remove a name; NAME of a session, - for none
+//	names [prefix=P] [after=KEY] [tenant=T]   a tenant's names
+//	since REVISION [prefix=P] [tenant=T]      what has changed
 //	restart                                   rebuild from the store
 //	state                                     regions, entries, order
 //	tenants                                   what each has, and its limits
@@ -173,6 +177,10 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		return s.scriptState()
 	case "tenants":
 		return s.scriptTenants()
+	case "put", "drop":
+		return s.scriptPutName(t, d)
+	case "names", "since":
+		return s.scriptNames(t, d)
 	}
 	return s.scriptSimple(t, d) + s.effects()
 }
@@ -442,6 +450,58 @@ func (s *script) scriptTenants() string {
 			fmt.Fprintf(&b, "; guarantee %d pages + %d bytes, max-pins %d", x.Guarantee/scriptPage, x.Guarantee%scriptPage, x.MaxPins)
 		}
 		fmt.Fprintf(&b, "; %d pages can be guaranteed\n", s.m.Guaranteeable(x.Name)/scriptPage)
+	}
+	return b.String()
+}
+
+// scriptPutName sets or removes a name.
+func (s *script) scriptPutName(t *testing.T, d *datadriven.TestData) string {
+	t.Helper()
+	w := words(d, 0)
+	id, revision := s.names[w[0]], s.arg(t, d, "if")
+	var c Command = &DeleteName{Key: []byte(w[1]), Check: d.HasArg("if"), Revision: revision}
+	if d.Cmd == "put" {
+		c = &PutName{Key: []byte(w[1]), Value: []byte(w[2]), Check: d.HasArg("if"), Revision: revision, Lease: d.HasArg("lease")}
+	}
+	code, body := s.send(id, c)
+	if code != 0 {
+		return code.String() + "\n"
+	}
+	r, err := DecodeName(body)
+	require.NoError(t, err)
+	return fmt.Sprintf("%s, created %d, modified %d\n", r.Code, r.Created, r.Modified)
+}
+
+// scriptNames shows names, or their changes.
+func (s *script) scriptNames(t *testing.T, d *datadriven.TestData) string {
+	t.Helper()
+	var b strings.Builder
+	show := func(n *NameInfo) {
+		fmt.Fprintf(&b, "%s = %q, created %d, modified %d", n.Key, n.Value, n.Created, n.Modified)
+		if n.Session != 0 {
+			fmt.Fprintf(&b, ", of session %d", n.Session)
+		}
+		b.WriteByte('\n')
+	}
+	tenant, prefix := s.m.Tenant(s.text(t, d, "tenant")), s.text(t, d, "prefix")
+	if d.Cmd == "names" {
+		s.m.EachName(tenant, prefix, s.text(t, d, "after"), func(n NameInfo) bool {
+			show(&n)
+			return true
+		})
+		count, bytes := s.m.NamesTotal()
+		return b.String() + fmt.Sprintf("%d names, %d bytes, revision %d\n", count, bytes, s.m.NamesRevision())
+	}
+	var after uint64
+	scanNumber(t, d.CmdArgs[0].Key, &after)
+	if !s.m.NamesSince(tenant, prefix, after, func(e *NameEvent) bool {
+		if e.Deleted {
+			b.WriteString("gone: ")
+		}
+		show(&e.NameInfo)
+		return true
+	}) {
+		return "compacted\n"
 	}
 	return b.String()
 }

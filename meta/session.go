@@ -28,6 +28,7 @@ type session struct {
 	regions    []*region
 	parts      []*partition
 	pins       []*pin // its own, oldest first
+	names      int    // that end with it
 }
 
 // hears reports whether the session's client can be asked for a region. Others keep theirs until they end: the entries
@@ -183,7 +184,7 @@ func (m *Machine) applyCloseSession(c *CloseSession, out *Results) {
 	out.code(0)
 }
 
-// closeSession ends a session: its pins are undone, its answers forgotten, its regions orphaned.
+// closeSession ends a session: its pins are undone, its names removed, its answers forgotten, its regions orphaned.
 func (m *Machine) closeSession(s *session) {
 	if !s.open {
 		return
@@ -203,6 +204,7 @@ func (m *Machine) closeSession(s *session) {
 		m.undoPin(p)
 	}
 	s.pins = nil
+	m.endNames(s.tenant, s)
 	for _, r := range s.regions {
 		if r.state == RegionOwned && !m.home(s) { // a home's stay its own: its next session inherits them
 			m.setRegionState(r, RegionOrphaned)

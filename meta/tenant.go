@@ -19,6 +19,8 @@ type tenant struct {
 	sessionPins uint64
 	space       uint64 // of its regions whose entries are served, see recount
 	limits      *tenantRecord
+	names       []*nameRecord // by key
+	nameBytes   int           // of their keys and values
 }
 
 func newTenant(name string) *tenant {

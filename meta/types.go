@@ -135,7 +135,7 @@ const (
 	VersionFirst = 1
 	// VersionTenants has SetTenant, EmptyRegion for a session, and ReturnRegion of an epoch.
 	VersionTenants = 2
-	// VersionTiers has devices with homes, copies, and tasks.
+	// VersionTiers has devices with homes, copies, tasks, and names.
 	VersionTiers = 3
 	// ClusterVersion is the newest that this binary speaks.
 	ClusterVersion = VersionTiers

@@ -40,6 +40,7 @@ const (
 	CodeTooManyUnacked  Code = 26 // seq runs more than Window ahead of acked: retry when some are answered
 	CodeForbidden       Code = 27 // not this tenant's or session's to do
 	CodeWrongPool       Code = 28 // the server serves another pool
+	CodeConflict        Code = 29 // the name has another revision than the request asked for
 )
 
 var codeNames = [...]string{
@@ -72,6 +73,7 @@ var codeNames = [...]string{
 	CodeTooManyUnacked:  "TOO_MANY_UNACKED",
 	CodeForbidden:       "FORBIDDEN",
 	CodeWrongPool:       "WRONG_POOL",
+	CodeConflict:        "CONFLICT",
 }
 
 // String returns the code's name, such as "NOT_LEADER", or "CODE_123" for one that this package does not know.

@@ -95,6 +95,12 @@ const (
 	MaxTaskItems = 1024
 	// MaxTasks bounds the tasks that exist, and those of a reply.
 	MaxTasks = 256
+	// MaxNameKeyBytes bounds the key of a name: a path of a few parts.
+	MaxNameKeyBytes = 512
+	// MaxNameValueBytes bounds its value: how a process with hundreds of buffers is reached.
+	MaxNameValueBytes = 64 << 10
+	// MaxNames bounds the names, or changes of names, of a reply.
+	MaxNames = 1024
 	// MaxReport bounds the entries of REPORT_STATS, of which Maru uses at most 10,000.
 	MaxReport = 10_000
 	// MaxDepth bounds nesting of msgpack values that are skipped, so that a hostile frame cannot exhaust the stack.
