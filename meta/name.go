@@ -406,7 +406,9 @@ func (c *DeleteName) appendTo(b []byte) []byte {
 	return binary.AppendUvarint(appendBool(appendBytes(b, c.Key), c.Check), c.Revision)
 }
 
-func (c *DeleteName) decode(d *decoder) { c.Key, c.Check, c.Revision = d.bytes(), d.bool(), d.uvarint() }
+func (c *DeleteName) decode(d *decoder) {
+	c.Key, c.Check, c.Revision = d.bytes(), d.bool(), d.uvarint()
+}
 
 // Kind implements Command.
 func (*PutName) Kind() Kind    { return KindPutName }    //nolint:revive // see Command

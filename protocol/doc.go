@@ -75,6 +75,10 @@
 //	0x46  FENCE                   push: FencePush         -
 //	0x47  TASKS_PUSH              push: TasksPush         -
 //	0x48  CANCEL_TASK         M   TaskStatusRequest       TaskStatusReply
+//	0x49  PUT_NAME            M   PutNameRequest          NameReply
+//	0x4A  DELETE_NAME         M   DeleteNameRequest       NameReply
+//	0x4B  LIST_NAMES              ListNamesRequest        ListNamesReply
+//	0x4C  WATCH_NAMES             WatchNamesRequest       WatchNamesReply
 //	0xF0  GET_STATS               {}                      GetStatsReply
 //	0xF1  HEARTBEAT               {}                      HeartbeatReply
 //	0xF2  REPORT_STATS            ReportStatsRequest      SuccessReply
@@ -115,6 +119,7 @@
 //	MaxTaskItems  1024    entries of a task
 //	MaxList       2^20    items of lists that grow with a pool
 //	MaxKeyBytes   1024    key
+//	MaxNames      1024    names of a reply, whose keys have 512 bytes at most, and values 64 KiB
 //	MaxNameBytes  256     instance id, tenant, model and other names
 //	MaxTextBytes  4096    path, address, text of an error
 //	MaxDepth      16      nesting of a value that is skipped

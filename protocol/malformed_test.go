@@ -203,6 +203,28 @@ func TestMalformed(t *testing.T) {
 			object{"endpoint": object{"rails": repeated("h:1", MaxPlaces+1)}},
 			"endpoint.rails", CodeLimit,
 		},
+		{"a name without a key", new(PutNameRequest), TypePutName, object{"value": "v"}, "key", CodeBadRequest},
+		{
+			"a name's key too long", new(DeleteNameRequest), TypeDeleteName,
+			object{"key": long[:MaxNameKeyBytes+1]},
+			"key", CodeKeyTooLong,
+		},
+		{
+			"a name's value too long", new(PutNameRequest), TypePutName,
+			object{"key": "k", "value": make([]byte, MaxNameValueBytes+1)},
+			"value", CodeLimit,
+		},
+		{
+			"a change without a revision", new(WatchNamesReply), TypeWatchNames,
+			object{"changes": []any{object{"key": "k", "created": 1}}},
+			"changes[0].modified", CodeBadRequest,
+		},
+		{
+			"too many names", new(ListNamesReply), TypeListNames,
+			object{"names": repeated(object{"key": "k", "created": 1, "modified": 1}, MaxNames+1)},
+			"names", CodeLimit,
+		},
+		{"a watch from nowhere", new(WatchNamesRequest), TypeWatchNames, object{"prefix": "p"}, "after", CodeBadRequest},
 		{"attach without uuid", new(AttachRequest), TypeAttach, object{"ready": true}, "uuid", CodeBadRequest},
 		{"a grant of nothing", new(GrantPush), TypeGrant, object{"id": 1}, "region_id", CodeBadRequest},
 		{

@@ -50,6 +50,10 @@ const (
 	TypeFence       Type = 0x46 // push: let nobody write to a region any more
 	TypeTasksPush   Type = 0x47 // push: there is tiering work
 	TypeCancelTask  Type = 0x48 // end tasks
+	TypePutName     Type = 0x49 // set a name
+	TypeDeleteName  Type = 0x4A // remove a name
+	TypeListNames   Type = 0x4B // one page of names
+	TypeWatchNames  Type = 0x4C // wait for changes of names
 
 	TypeGetStats    Type = 0xF0
 	TypeHeartbeat   Type = 0xF1
