@@ -23,6 +23,7 @@ type ctlCmd struct {
 	Regions        ctlRegions  `cmd:"" help:"List regions."`
 	Clients        ctlClients  `cmd:"" help:"List clients' sessions."`
 	Keys           ctlKeys     `cmd:"" help:"List entries."`
+	Names          ctlNames    `cmd:"" help:"List names: what processes tell each other of themselves."`
 	Get            ctlGet      `cmd:"" help:"Write an entry's bytes to a file."`
 	Put            ctlPut      `cmd:"" help:"Store a file's bytes as an entry."`
 	Rm             ctlRm       `cmd:"" help:"Delete an entry."`

@@ -429,6 +429,8 @@ type Stats struct {
 	Regions   [RegionDraining + 1]int
 	Devices   int
 	Contexts  int
+	Names     int
+	NameBytes int // of their keys and values
 	PoolBytes uint64 // of the devices, without their headers
 	FreeBytes uint64 // in no region
 	Tenants   []TenantStats
@@ -439,6 +441,7 @@ func (m *Machine) Stats() Stats {
 	s := Stats{
 		counters: m.stats, Entries: m.table.count, KeyBytes: m.table.keys.bytes, Slots: uint64(m.table.end),
 		Devices: len(m.devices), Contexts: len(m.contexts),
+		Names: m.names.count, NameBytes: m.names.bytes,
 	}
 	for _, x := range m.sessions {
 		if x.open {

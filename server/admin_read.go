@@ -35,6 +35,7 @@ func init() {
 		"/regions": {get: (*adminCall).regions, about: "regions; ?after= &limit="},
 		"/clients": {get: (*adminCall).clients, about: "sessions"},
 		"/keys":    {get: (*adminCall).listKeys, about: "entries; ?tenant= &prefix= &cursor= &limit="},
+		"/names":   {get: (*adminCall).names, about: "names; ?tenant= &prefix= &after= &limit="},
 		"/pins":    {get: (*adminCall).listPins, about: "pins; ?tenant= &owner= &cursor= &limit="},
 		"/config":  {get: (*adminCall).config, about: "configuration in force, as YAML"},
 		"/version": {get: (*adminCall).version, about: "versions of this binary"},

@@ -59,6 +59,7 @@ func (m *Master) CloseClient(c *Client) {
 	}
 	m.mu.Lock()
 	s.detach(c)
+	m.dropWatches(c)
 	m.mu.Unlock()
 }
 

@@ -30,6 +30,7 @@ type Counters struct {
 	RevokesSent         atomic.Uint64 // pushes, repetitions included
 	FencesSent          atomic.Uint64 // the same, to homes of devices
 	RevokesPending      atomic.Int64  // regions that wait for an answer
+	NameWatches         atomic.Int64  // WATCH_NAMES that wait
 	RegionsFenced       atomic.Int64  // regions of ended sessions whose processes may still write
 	FreedPushed         atomic.Uint64 // pages
 	DemotedBytes        atomic.Uint64 // that finished tasks have copied to slower tiers

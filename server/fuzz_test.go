@@ -190,7 +190,7 @@ func FuzzSession(f *testing.F) {
 		protocol.TypeListKeys, protocol.TypeCancel, protocol.TypeRevokeDone, protocol.TypeFreedAck, protocol.TypeHeartbeat,
 		protocol.TypeHandshake, protocol.TypeGetStats, protocol.TypeReportStats, protocol.TypeAttach, protocol.TypeTasks,
 		protocol.TypeTaskDone, protocol.TypeGranted, protocol.TypeFenced, protocol.TypeCopy, protocol.TypeTaskStatus,
-		protocol.TypeCancelTask,
+		protocol.TypeCancelTask, protocol.TypePutName, protocol.TypeDeleteName, protocol.TypeListNames, protocol.TypeWatchNames,
 	}
 	index := func(t protocol.Type) uint8 { return uint8(slices.Index(types, t)) }
 	alloc := protocol.AllocRequest{InstanceID: "fuzz1", Size: 1 << 20, PageSize: 4096, NeedPages: 1}
@@ -214,6 +214,12 @@ func FuzzSession(f *testing.F) {
 	f.Add(index(protocol.TypeTasks), ask.Append(nil))
 	done := protocol.TaskDoneRequest{Task: 1, Done: math.MaxUint64, Bytes: math.MaxUint64}
 	f.Add(index(protocol.TypeTaskDone), done.Append(nil))
+	put := protocol.PutNameRequest{Key: []byte("k"), Value: []byte("v"), Check: true, Revision: math.MaxUint64, Lease: true}
+	f.Add(index(protocol.TypePutName), put.Append(nil))
+	list := protocol.ListNamesRequest{Prefix: []byte("k"), After: []byte("a"), Limit: math.MaxUint64}
+	f.Add(index(protocol.TypeListNames), list.Append(nil))
+	watch := protocol.WatchNamesRequest{Prefix: []byte("k"), After: math.MaxUint64, TimeoutMS: 1}
+	f.Add(index(protocol.TypeWatchNames), watch.Append(nil))
 	for i := range types {
 		f.Add(uint8(i), []byte{0x80})
 	}

@@ -150,6 +150,7 @@ type Master struct {
 	tiering  tiering
 	grants   map[uint64]*grant // by the id that their GRANT has
 	fences   map[meta.RegionID]*fence
+	watches  nameWatches
 
 	serving atomic.Bool   // leading, for readers that hold no lock
 	term64  atomic.Uint64 // the term, while leading
@@ -266,6 +267,7 @@ func (m *Master) Apply(index, term uint64, data []byte) error {
 		return m.flushIfDue()
 	}
 	m.pushFreed()
+	m.tellWatches()
 	m.box.flush()
 	if n := m.answering.Load(); n > 0 {
 		m.answering.Store(-n)
@@ -383,9 +385,10 @@ func (m *Master) resign() {
 	m.n.RevokesPending.Store(0)
 	m.n.RegionsFenced.Store(0)
 	m.announce()
-	m.mu.Unlock()
 	fault := m.notLeader()
 	var box outbox
+	m.failWatches(&box, &fault)
+	m.mu.Unlock()
 	for _, r := range lost {
 		if r.client == nil && r.done == nil {
 			continue

@@ -91,6 +91,7 @@ func (m *metrics) collectCounters(e emitter, c *Counters) {
 	}
 	e.gauge("revokes_pending", "Regions that wait for their owner to give them up.", float64(c.RevokesPending.Load()))
 	e.gauge("regions_fenced", "Regions of ended sessions whose processes may still write.", float64(c.RegionsFenced.Load()))
+	e.gauge("name_watches", "Watches of names that wait for a change.", float64(c.NameWatches.Load()))
 	e.gauge("connections", "Open client connections.", float64(c.Connections.Load()))
 	e.histogram("group_commands", "Commands in a log entry.", &c.GroupCommands, 1, minCommands, maxCommands)
 	e.histogram("group_bytes", "Bytes of a log entry.", &c.GroupBytes, 1, minBytes, maxBytes)
@@ -206,6 +207,8 @@ func (m *metrics) collectIndex(e emitter, s *Status) {
 	}
 	e.gauge("tenants", "Tenants that have had a session, or limits.", float64(len(x.Tenants)))
 	e.gauge("guaranteed_bytes", "Bytes of the pool that are guaranteed to tenants.", float64(guaranteed))
+	e.gauge("names", "Names.", float64(x.Names))
+	e.gauge("name_bytes", "Bytes of the keys and values of names.", float64(x.NameBytes))
 	e.gauge("sessions", "Sessions by state.", float64(x.Sessions), "state", "open")
 	e.gauge("sessions", "Sessions by state.", float64(x.Closed), "state", "closed")
 	for _, state := range regionStateList {

@@ -92,6 +92,8 @@ func (m *Master) mutate(c *Client, sc *scratch, h protocol.Header, payload, out 
 		mut, cmd = req.Mutation, &meta.RevokeDone{Region: meta.RegionID(req.RegionID), Epoch: req.Epoch}
 	case protocol.TypeTaskDone:
 		mut, cmd, err = m.taskDone(c, payload)
+	case protocol.TypePutName, protocol.TypeDeleteName:
+		mut, cmd, err = m.nameCommand(h.Type, payload)
 	default:
 		return m.refuse(out, h, &protocol.Error{
 			Code: protocol.CodeUnsupported, Message: "this server does not know the message type " + h.Type.String(),
@@ -135,7 +137,8 @@ func hasCopies(entries []protocol.RegisterEntry) bool {
 // session would be an operator's, who come by the admin.
 func needsSession(t protocol.Type) bool {
 	switch t {
-	case protocol.TypeClear, protocol.TypeCancel, protocol.TypeGoodbye, protocol.TypeRevokeDone, protocol.TypeTaskDone:
+	case protocol.TypeClear, protocol.TypeCancel, protocol.TypeGoodbye, protocol.TypeRevokeDone, protocol.TypeTaskDone,
+		protocol.TypePutName, protocol.TypeDeleteName:
 		return true
 	default:
 		return false

@@ -17,14 +17,14 @@ const maxAttachSteps = 4
 // uuidDigits is the length of a device's uuid in hexadecimal.
 const uuidDigits = 32
 
-// errNoTiers says why there are no nodes, copies and tasks.
+// errNoTiers says why there are no nodes, copies, tasks and names.
 var errNoTiers = protocol.Error{
 	Code: protocol.CodeUnsupported,
-	Message: fmt.Sprintf("nodes, copies and tasks need cluster version %d: when every member runs this release, raise it with "+
+	Message: fmt.Sprintf("nodes, copies, tasks and names need cluster version %d: when every member runs this release, raise it with "+
 		"larder ctl upgrade", meta.VersionTiers),
 }
 
-// needTiers returns an error unless the cluster version has nodes, copies and tasks.
+// needTiers returns an error unless the cluster version has nodes, copies, tasks and names.
 func (m *Master) needTiers() error {
 	m.state.RLock()
 	defer m.state.RUnlock()

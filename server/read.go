@@ -154,6 +154,10 @@ func (m *Master) serve(
 		return m.copyKeys(c, h, payload, out), Served
 	case protocol.TypeCancelTask:
 		return m.cancelTasks(c, h, payload, out), Served
+	case protocol.TypeListNames:
+		return m.listNames(c, h, payload, out), Served
+	case protocol.TypeWatchNames:
+		return m.watchNames(c, h, payload, out, now), Served
 	case protocol.TypeAccess:
 		return m.access(c, h, payload, out, now), Served
 	case protocol.TypeGranted:

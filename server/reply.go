@@ -120,6 +120,8 @@ func (m *Master) appendResult(b []byte, r *request, w waiter, result []byte, now
 		b = appendCodes(b, h.Type, rest, w.client.native())
 	case protocol.TypeCancel:
 		b = appendCanceled(b, rest)
+	case protocol.TypePutName, protocol.TypeDeleteName:
+		b = m.appendName(b, h.Type, rest)
 	case protocol.TypeHandshake:
 		b = m.opened(r, rest).Append(b)
 	default:
@@ -136,6 +138,9 @@ func (m *Master) appendResult(b []byte, r *request, w waiter, result []byte, now
 func (m *Master) appendFailure(b []byte, h protocol.Header, code protocol.Code) []byte {
 	m.n.Errors[h.Type].Add(1)
 	f := protocol.Error{Code: code, Message: codeTexts[code]}
+	if text := nameFaults[code]; text != "" && (h.Type == protocol.TypePutName || h.Type == protocol.TypeDeleteName) {
+		f.Message = text
+	}
 	if f.Message == "" {
 		f.Message = "the request was refused"
 	}

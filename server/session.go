@@ -27,6 +27,7 @@ type session struct {
 	// Guarded by Master.mu.
 	clients []*Client
 	closing bool // a CloseSession is on its way
+	watches int  // WATCH_NAMES that wait
 	missed  bool // pages of it may have been freed since this member led, of which its connections were not told
 	demand  demand
 }

@@ -43,12 +43,14 @@ func (m *Master) Tick() {
 	var due []push
 	var late []*grant
 	var fences []fencePush
+	var box outbox
 	if m.leading {
 		m.tickSessions(now)
 		m.tickState(now)
 		due = m.dueRevokes(now, int64(m.cfg.RevokeInterval))
 		late, fences = m.tickNodes(now)
 		m.tickTiers(now)
+		m.tickWatches(now, &box)
 		for _, r := range m.parked {
 			if r.wakeAt <= now {
 				m.cfg.Wake()
@@ -58,6 +60,7 @@ func (m *Master) Tick() {
 	}
 	m.mu.Unlock()
 	m.state.RUnlock()
+	box.flush()
 	m.sendRevokes(due)
 	m.sendFences(fences)
 	m.failGrants(late, &errHomeAway)
