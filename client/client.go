@@ -58,6 +58,7 @@ type Client struct {
 
 	only atomic.Uint64 // see UseDevice
 
+	kept       keptNames
 	counters   counters
 	handlers   handlers
 	promotions promotions

@@ -10,9 +10,10 @@
 //	Get, GetBatch          copies of values
 //	View, ViewBatch        values in place; what was read counts only if Close returns nil
 //	PutLayers, GetLayers   values layer by layer, while the others are being computed or used
-//	Send, Receive          the same from one instance to another, past the pool
+//	Send, Receive          the same from one instance to another, past the pool; SendTo finds it by name
 //	Exists, PrefixMatch    whether something is held, without reading it
 //	Delete, Pin, Clear     what becomes of entries
+//	PutName, WatchNames    small values that processes tell each other of themselves; KeepName, NewDirectory
 //
 // # What it guarantees
 //
@@ -42,11 +43,19 @@
 // # From prefill to decode
 //
 // The decode instance makes memory ready with Receive, and passes the Ticket on to the prefill instance, as the serving
-// engines pass everything else on: it names the memory, and is as good as a key to it. The sender writes each layer there as
+// engines pass everything else on: it names the memory, and is as good as a key to it. Or it lets the masters do that, by
+// Publish: SendTo then needs but the instance's name and the key, and waits for the ticket. The sender writes each layer there as
 // it is computed, and then tells the receiver by a notification of the transfer engines: it comes after the bytes, and wakes
 // who waits, where a word in memory would have to be watched. The decode begins when the last layer is there. The value lies in
 // the receiver's own memory, not in a region, since a region can be taken away at any time; Store copies it into the pool and
 // registers it, once. Either end may give up: the sender tells the receiver, and a closed receiver lets nothing land any more.
+//
+// # Names
+//
+// Masters keep small values under names, for what processes tell each other: who there is and where, who leads, which view of a
+// group holds. Every change has a revision; PutName with IfRevision or IfAbsent is a compare-and-set. A Leased name ends with the
+// session of who has set it, and so says that somebody is there, as of the last Config.TTL. WatchNames tells of changes. KeepName
+// puts a leased name again when the session was lost; Directory so publishes the segments of transfer engines.
 //
 // # Errors
 //

@@ -84,6 +84,7 @@ var sentinels = map[protocol.Code]error{
 	protocol.CodeTimeout:        ErrTimeout,
 	protocol.CodePinned:         ErrPinned,
 	protocol.CodeBadRequest:     ErrConfig,
+	protocol.CodeConflict:       ErrConflict,
 }
 
 // Errors of the transport. None of them leaves the package unless the time for retries is over.

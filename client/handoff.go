@@ -32,7 +32,7 @@ var ErrAborted = errors.New("the sender has given up")
 
 // Ticket is what a sender has to know to put a value into a Receiver's memory. It is as good as a key: whoever has it can
 // write there until the Receiver is closed. It goes from the receiving engine to the sending one by their own ways, as JSON
-// say.
+// say, or by way of the masters: see [Receiver.Publish].
 type Ticket struct {
 	ID         string              `json:"id"`       // names the Receiver, and no other one ever
 	Instance   string              `json:"instance"` // the receiver's
@@ -58,6 +58,9 @@ type Receiver struct {
 	aborted chan struct{} // closed when the sender gives up, or the Receiver is closed
 	closed  bool
 	gone    sync.Once
+
+	publishing sync.Mutex // before mu
+	published  *KeptName  // nil = it is not
 }
 
 // Receive makes memory ready for the value of key, whose layers have these sizes in bytes and lie one behind the other. mem,
@@ -161,6 +164,7 @@ func (r *Receiver) Close(ctx context.Context) error {
 	if !was {
 		r.abort()
 	}
+	_ = r.withdraw(ctx) // the name goes with the session then, and leads nowhere from here on
 	ctx, cancel := context.WithTimeout(ctx, retireWait)
 	defer cancel()
 	if err := r.buffer.Retire(ctx); err != nil {
@@ -189,7 +193,9 @@ func (r *Receiver) tell(body []byte) {
 	case <-r.arrived[i]: // it was told before
 	default:
 		close(r.arrived[i])
-		r.missing--
+		if r.missing--; r.missing == 0 {
+			r.withdrawSoon()
+		}
 	}
 }
 
@@ -200,6 +206,7 @@ func (r *Receiver) abort() {
 	case <-r.aborted:
 	default:
 		close(r.aborted)
+		r.withdrawSoon()
 	}
 }
 

@@ -278,6 +278,7 @@ func (c *Client) beginSession(cn *conn, reply *protocol.HandshakeReply, sentAt i
 	c.opening = 0
 	c.sess.Store(s)
 	cn.sess.Store(s)
+	c.spawn(func() { c.putKept(s) })
 	if c.cfg.Home && len(reply.Regions) > 0 {
 		c.spawn(func() { c.adopt(s, reply.Regions) }) // a node grants itself access, by the connection that is being made
 		return
