@@ -146,8 +146,12 @@ func (m *Machine) countName(n *nameRecord, by int) {
 	}
 }
 
-// nextRevision is that of the change that is being made.
+// nextRevision is that of the change that is being made. Those of the first name begin, as all ids do, where no incarnation
+// before can have come: there may have been names in a history that was cut off.
 func (m *Machine) nextRevision() uint64 {
+	if m.names.revision == 0 {
+		m.names.revision = m.head.epochs >> idBits << idBits
+	}
 	m.names.revision++
 	m.changed(&m.names)
 	return m.names.revision
@@ -247,8 +251,8 @@ func (m *Machine) endNames(t *tenant, s *session) {
 // endAllNames removes the names that end with sessions when all of those do, and has revisions go on from base, so that
 // none of a history that was cut off is taken for one of this.
 func (m *Machine) endAllNames(base uint64) {
-	if m.settings.Version < VersionTiers {
-		return
+	if m.names.revision == 0 {
+		return // there has been none
 	}
 	if m.names.revision < base {
 		m.names.revision = base

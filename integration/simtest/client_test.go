@@ -52,6 +52,7 @@ type client struct {
 	quits      bool  // gives calls up
 	busy       int   // operations in progress
 	views      int   // of them, views
+	watching   bool  // names
 	node       *node // what it serves, if it is a node
 	answerIn   int64 // how long it waits for an answer
 }

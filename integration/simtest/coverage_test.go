@@ -62,6 +62,8 @@ type coverage struct {
 	Hidden           uint64            `json:"entries_hidden_and_back"`
 	Grants           uint64            `json:"grants"`
 	Fences           uint64            `json:"fences"`
+	NamesTold        uint64            `json:"changes_of_names_told"`
+	NamesCompacted   uint64            `json:"watches_of_names_begun_anew"`
 }
 
 func newCoverage() *coverage {
@@ -116,6 +118,7 @@ func (v *coverage) fields() []*uint64 {
 		&v.Phases[3], &v.Sessions, &v.SessionsLost, &v.Resumed, &v.Suspended, &v.Disowned, &v.Retries, &v.Unknown,
 		&v.Revokes, &v.Freed, &v.ViewsGood, &v.ViewsVoid, &v.Renewals, &v.RenewalsRefused, &v.RenewalsLate,
 		&v.Attached, &v.Copied, &v.Promoted, &v.Torn, &v.FellOver, &v.Hidden, &v.Grants, &v.Fences,
+		&v.NamesTold, &v.NamesCompacted,
 	}
 }
 
@@ -137,6 +140,8 @@ func (v *coverage) never() (names []string) {
 		{"entries hidden", v.Hidden},
 		{"grants", v.Grants},
 		{"fences", v.Fences},
+		{"changes of names", v.NamesTold},
+		{"watches of names that begin anew", v.NamesCompacted},
 	} {
 		if x.n == 0 {
 			names = append(names, x.name)
@@ -165,6 +170,7 @@ func (v *coverage) String() string {
 		v.RenewalsRefused, v.RenewalsLate)
 	fmt.Fprintf(&b, "%d devices attached, %d copies, %d promotions, %d copies torn, %d reads of another copy, %d entries hidden or "+
 		"back, %d grants, %d fences\n", v.Attached, v.Copied, v.Promoted, v.Torn, v.FellOver, v.Hidden, v.Grants, v.Fences)
+	fmt.Fprintf(&b, "%d changes of names told, %d watches begun anew\n", v.NamesTold, v.NamesCompacted)
 	line := func(name string, m map[string]uint64) {
 		fmt.Fprintf(&b, "%s:", name)
 		for _, k := range slices.Sorted(maps.Keys(m)) {

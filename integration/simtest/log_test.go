@@ -6,6 +6,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"larder/integration/simtest/model"
 	"larder/meta"
 	"larder/protocol"
 )
@@ -29,6 +30,8 @@ type history struct {
 	at       map[place]string     // which key lies where, of the entries that may be served
 	hidden   map[string]keyRecord // entries that may be served again, since a device is away
 	unseen   map[string]bool      // keys that were registered, and have not been served yet
+	changes  []model.NameChange   // of names, by all entries
+	revision uint64               // of the last of them
 	moved    map[string]int       // keys that were hidden (-1) or have come back (1) with the entry that is being applied
 }
 
@@ -125,6 +128,7 @@ func (h *history) apply(index, sum uint64, data []byte) {
 	if err := h.model.Apply(index, data, &h.results); err != nil {
 		s.fail("model", "entry %d: %v", index, err)
 	}
+	h.noteNames()
 	if len(data) == 0 {
 		return
 	}

@@ -136,6 +136,7 @@ type mix struct {
 	putShare, deleteShare    int   // of 100 operations; the rest reads
 	remote                   float64
 	views                    int      // of 100 reads, those in place for longer than a lease lasts
+	names                    bool     // clients use names
 	nodes                    []string // tiers of their devices
 	nodePages                uint64
 	tierLow                  uint64

@@ -22,6 +22,9 @@ func (c *client) worker(p *proc) {
 		if len(s.mix.nodes) > 0 && c.rng.IntN(20) == 0 {
 			c.copyTo(p)
 		}
+		if s.mix.names && c.rng.IntN(4) == 0 {
+			c.nameOp(p)
+		}
 		put, remove := c.shares()
 		switch n := c.rng.IntN(100); {
 		case n < put:

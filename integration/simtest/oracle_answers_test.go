@@ -36,7 +36,7 @@ func (s *sim) canceled(session, seq uint64) {
 func (s *sim) answered(session, seq uint64, m *mutation, e *protocol.Error, body []byte) {
 	k := seqKey{session, seq}
 	q := s.questions[k]
-	if q == nil || e.Code != 0 {
+	if q == nil || e.Code != 0 && !ofNames(m.typ, e.Code) {
 		return
 	}
 	a, done := s.log.answers[k]
@@ -138,6 +138,8 @@ func (s *sim) compare(k seqKey, m *mutation, a answer, body []byte) {
 			x.Given && (uint64(x.Region) != r.Region.RegionID || x.Epoch != r.Region.Epoch) {
 			s.fail("once", "the answer to REQUEST_ALLOC %d of session %d is not what entry %d says", k.seq, k.session, a.index)
 		}
+	case protocol.TypePutName, protocol.TypeDeleteName:
+		s.compareName(k, a, rest, body)
 	default: // their results are too simple to differ
 	}
 }

@@ -85,6 +85,7 @@ func (h *history) until(index uint64) *history {
 		if err := n.model.Apply(uint64(i+2), data, &n.results); err != nil {
 			h.s.fail("model", "entry %d, again: %v", i+2, err)
 		}
+		n.noteNames()
 	}
 	n.base, n.closed = n.state.StateHash(), true
 	return n

@@ -32,6 +32,7 @@ const (
 	streamMaster
 	streamSteps
 	streamTiers
+	streamNames
 	streamDisk   = 1 << 20
 	streamClient = 1 << 30
 )
@@ -74,6 +75,7 @@ type sim struct {
 	deadPIDs map[uint64]bool
 	versions uint64
 
+	named        uint64 // the last revision of a name that was acknowledged
 	log          *history
 	linear       *linear
 	pushes       *pushLog
@@ -208,6 +210,7 @@ func newSim(o options) *sim {
 		s.mix.faults = o.faults
 	}
 	s.mix.drawTiers(s.stream(streamTiers), o)
+	s.mix.names = s.stream(streamNames).IntN(3) == 0 // for which nothing else that is drawn changes
 	s.rngSetup, s.rngFaults = s.stream(streamSetup), s.stream(streamFaults)
 	s.rngMaster, s.rngSteps = s.stream(streamMaster), s.stream(streamSteps)
 	s.net = &network{s: s, rng: s.stream(streamNet), links: map[[2]uint64]*peerLink{}}

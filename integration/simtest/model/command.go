@@ -106,6 +106,8 @@ func decode(k meta.Kind, body []byte) (any, error) {
 		return meta.DecodeCodes(body)
 	case meta.KindSweep, meta.KindEmptyRegion, meta.KindExpirePins, meta.KindAddDevice, meta.KindTask:
 		return meta.DecodeCount(body)
+	case meta.KindPutName, meta.KindDeleteName:
+		return meta.DecodeName(body)
 	default:
 		if len(body) != 0 {
 			return nil, meta.ErrCorrupt
@@ -204,7 +206,7 @@ func (w *world) execute(h meta.Header, s *session, c meta.Command, raw []byte) (
 	}
 }
 
-// executeSpace carries out commands about regions and devices.
+// executeSpace carries out commands about regions, devices and names.
 func (w *world) executeSpace(s *session, c meta.Command) (result, error) {
 	switch c := c.(type) {
 	case *meta.Mark:
@@ -221,6 +223,10 @@ func (w *world) executeSpace(s *session, c meta.Command) (result, error) {
 		return w.retire(c), nil
 	case *meta.DropDevice:
 		return w.dropDevice(c), nil
+	case *meta.PutName:
+		return w.putName(s, c), nil
+	case *meta.DeleteName:
+		return w.deleteName(s, c), nil
 	default:
 		return w.executeTiers(c)
 	}
@@ -254,7 +260,7 @@ var kindNames = [...]string{
 	meta.KindDropDevice: "drop device", meta.KindSettings: "settings", meta.KindIncarnation: "incarnation",
 	meta.KindEmptyRegion: "empty region", meta.KindExpirePins: "expire pins", meta.KindTenant: "tenant",
 	meta.KindDevice: "device", meta.KindTask: "task", meta.KindTaskDone: "task done", meta.KindCancelTask: "cancel task",
-	meta.KindFencedRegion: "fenced region",
+	meta.KindFencedRegion: "fenced region", meta.KindPutName: "put name", meta.KindDeleteName: "delete name",
 }
 
 func kindName(k meta.Kind) string {

@@ -104,7 +104,7 @@ func (w *world) apply(index uint64, data []byte, group *meta.Group, got *meta.Re
 		return fail("log entries are applied once and in order", fmt.Sprintf("above %d", w.applied), index)
 	}
 	w.applied = index
-	w.effects, w.dropped, w.moved = nil, nil, nil
+	w.effects, w.dropped, w.moved, w.changes = nil, nil, nil, nil
 	if len(got.Spans) != len(group.Commands) {
 		return fail("a result per command", len(group.Commands), len(got.Spans))
 	}

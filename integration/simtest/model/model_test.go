@@ -80,6 +80,8 @@ var reached = map[meta.Kind][]protocol.Code{
 	meta.KindTaskDone:     {0, protocol.CodeBadRequest, protocol.CodeCanceled},
 	meta.KindCancelTask:   {0, protocol.CodeNotFound},
 	meta.KindFencedRegion: {0, protocol.CodeStaleEpoch, protocol.CodeUnsupported},
+	meta.KindPutName:      {0, protocol.CodeBadRequest, protocol.CodeUnsupported},
+	meta.KindDeleteName:   {0, protocol.CodeBadRequest, protocol.CodeUnsupported},
 }
 
 func randomRun(t *testing.T, name string, seed uint64, steps int, total map[outcome]int) {

@@ -119,8 +119,31 @@ func (p *pool) apply(touches []meta.Touch, commands ...command) {
 func (p *pool) real(group []byte) error {
 	p.index++
 	p.res.Reset()
+	revision, incarnation := p.m.NamesRevision(), p.m.Incarnation()
 	require.NoError(p.tb, p.m.Apply(p.index, group, &p.res))
-	return p.model.Apply(p.index, group, &p.res)
+	err := p.model.Apply(p.index, group, &p.res)
+	if err == nil && p.m.Incarnation() == incarnation {
+		p.compareChanges(revision)
+	}
+	return err
+}
+
+// compareChanges compares what watchers are told of the last log entry.
+func (p *pool) compareChanges(after uint64) {
+	for _, tenant := range []string{meta.DefaultTenant, "acme"} {
+		var want, got []NameChange
+		for _, c := range p.model.NameChanges() {
+			if c.Tenant == tenant {
+				c.Value = emptyNil(c.Value)
+				want = append(want, c)
+			}
+		}
+		require.True(p.tb, p.m.NamesSince(p.m.Tenant(tenant), "", after, func(e *meta.NameEvent) bool {
+			got = append(got, NameChange{tenant, e.NameInfo, e.Deleted})
+			return true
+		}))
+		require.Equal(p.tb, want, got)
+	}
 }
 
 // answer returns the code and body of the only command of the last log entry.
@@ -247,7 +270,9 @@ func (g *generator) command() command {
 		c.Acked = min(c.Acked, c.Seq)
 		return c
 	}
-	switch n := g.IntN(36); {
+	switch n := g.IntN(39); {
+	case n >= 36:
+		return g.protected(id, g.name(id))
 	case n < 18:
 		return g.protected(id, g.clients(id, n))
 	case n < 24:
@@ -255,6 +280,21 @@ func (g *generator) command() command {
 	default:
 		return g.nodes(id, n-24)
 	}
+}
+
+// name draws a change of a name.
+func (g *generator) name(id meta.SessionID) meta.Command {
+	key := fmt.Appendf(nil, "name-%d", g.IntN(9))
+	info, _ := g.p.m.Session(id)
+	n, _ := g.p.m.Name(g.p.m.Tenant(info.Tenant), key)
+	if g.one(40) {
+		key = bytes.Repeat(key, g.IntN(200))
+	}
+	revision := n.Modified - uint64(g.IntN(8)/7)
+	if g.one(3) {
+		return &meta.DeleteName{Key: key, Check: g.one(2), Revision: revision}
+	}
+	return &meta.PutName{Key: key, Value: bytes.Repeat([]byte("v"), g.IntN(50)), Check: g.one(2), Revision: revision, Lease: !g.one(3)}
 }
 
 // protected gives a session's command its seq.

@@ -101,7 +101,7 @@ func (w *world) closeSession(c *meta.CloseSession) result {
 	return result{}
 }
 
-// end closes a session: its pins and answers go, its regions are orphaned. Those of a home stay its own.
+// end closes a session: its pins, names and answers go, its regions are orphaned. Those of a home stay its own.
 func (w *world) end(s *session) {
 	if !s.open {
 		return
@@ -111,6 +111,7 @@ func (w *world) end(s *session) {
 	for _, h := range w.pinList(func(p *pin) bool { return p.session == s.id }) {
 		w.unhold(h)
 	}
+	w.endNames(func(id meta.SessionID) bool { return id == s.id })
 	for _, r := range w.owned(s) {
 		if r.state == meta.RegionOwned && !w.home(s) {
 			r.state = meta.RegionOrphaned
@@ -193,11 +194,16 @@ func (w *world) newIncarnation(c *meta.NewIncarnation) result {
 	for _, e := range w.held() {
 		e.cleared = true
 	}
+	first := uint64(0)
+	if w.incarnation != 0 {
+		first = c.Incarnation * idsPerIncarnation
+	}
+	w.newNames(first)
 	for _, s := range w.sessionList() {
 		w.end(s)
 		w.forget(s)
 	}
-	if first := c.Incarnation * idsPerIncarnation; w.incarnation != 0 {
+	if w.incarnation != 0 {
 		w.lastSession = max(w.lastSession, meta.SessionID(first))
 		w.lastRegion = max(w.lastRegion, meta.RegionID(first))
 		w.births, w.epochs, w.pinIDs = max(w.births, first), max(w.epochs, first), max(w.pinIDs, first)

@@ -25,6 +25,8 @@ type world struct {
 	regions  map[meta.RegionID]*region
 	devices  map[meta.DeviceID]*device
 	tasks    []*task // by id
+	names    []name  // in the order of their making
+	revision uint64  // of the last change of any name
 	before   uint64  // births before the REGISTER that is being carried out
 
 	// The last ones given out.
@@ -46,6 +48,7 @@ type world struct {
 	effects []meta.Effect // of the present log entry
 	dropped []meta.Slot
 	moved   []meta.Slot
+	changes []NameChange
 }
 
 // entry is one key and where its bytes lie.
@@ -150,7 +153,8 @@ func newWorld() *world {
 // clone copies everything.
 func (w *world) clone() *world {
 	c := *w
-	c.effects, c.dropped, c.moved = nil, nil, nil
+	c.effects, c.dropped, c.moved, c.changes = nil, nil, nil, nil
+	c.names = slices.Clone(w.names)
 	c.tenants, c.limits, c.marks = slices.Clone(w.tenants), maps.Clone(w.limits), map[string]*clearing{}
 	for key, x := range w.marks {
 		c.marks[key] = &clearing{x.tenant, x.left}
