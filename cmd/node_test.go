@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"larder/server"
 )
 
 // freeAddr is a loopback address that nobody listens on.
@@ -72,6 +74,12 @@ func TestNodeServes(t *testing.T) {
 	require.Equal(t, http.StatusOK, code)
 	require.Contains(t, text, `larder_node_device_ready{device="dram"`)
 	require.Contains(t, text, "go_goroutines")
+	require.Eventually(t, func() bool {
+		return strings.Contains(c.ctl(t, exitDone, "names"), "segment/node/here")
+	}, 20*time.Second, 20*time.Millisecond, "others find it by name")
+	for _, n := range decode[server.NamesReply](t, c.ctl(t, exitDone, "names", "--json")).Names {
+		require.Contains(t, n.Value, `"buffers":null`, "who may write to its buffers is for the masters to say")
+	}
 }
 
 func TestNodeCommandLine(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"larder/client"
 	"larder/cmd/bench"
 	"larder/server"
 	"larder/transfer"
@@ -37,6 +38,9 @@ type transferTarget struct {
 	File   string      `placeholder:"PATH" help:"Register a file or block device instead of memory. A file is made as long as --size, without taking its space."`
 	Name   string      `help:"Name of the segment."`
 	Token  string      `env:"LARDER_TRANSFER_TOKEN" help:"What others must know, too."`
+
+	Masters []string `placeholder:"ADDR" help:"Masters of a pool, host:port or unix:PATH: clients of --tenant, who then may write to it, find it there by --name."`
+	Tenant  string   `help:"Tenant whose clients find it (default: the default tenant)."`
 
 	Topology topologyFile `placeholder:"FILE" help:"Topology of this host as JSON (default: as its sysfs tells; see larder transfer probe --json)."`
 	Metrics  string       `placeholder:"ADDR" help:"Address at which Prometheus finds /metrics of the NICs."`
@@ -66,9 +70,15 @@ func (c *transferTarget) Run(e *env) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeNICs()) }()
-	engine, err := transfer.New(transfer.Config{
-		Name: c.Name, Listen: c.Listen, Token: c.Token, Topology: c.Topology.Topology, NICs: nics,
-	})
+	if len(c.Masters) > 0 && c.Name == "" {
+		return usageError(errors.New("transfer target: --masters: give it a --name to be found by"))
+	}
+	cfg := transfer.Config{Name: c.Name, Listen: c.Listen, Token: c.Token, Topology: c.Topology.Topology, NICs: nics}
+	directory := client.NewDirectory()
+	if len(c.Masters) > 0 {
+		cfg.Directory = directory
+	}
+	engine, err := transfer.New(cfg)
 	if err != nil {
 		return usageError(err)
 	}
@@ -93,6 +103,11 @@ func (c *transferTarget) Run(e *env) (err error) {
 	} else if _, _, err := engine.Allocate(int(c.Size), transfer.BufferOptions{Name: benchBuffer}); err != nil { //nolint:gosec // at most 1 TiB
 		return err //nolint:wrapcheck // says all
 	}
+	stop, err := publish(e.ctx, directory, c.Masters, c.Tenant)
+	if err != nil {
+		return fmt.Errorf("transfer target: %w", err)
+	}
+	defer stop()
 	fmt.Fprintf(e.stdout, "listening at %s\n", strings.Join(engine.Addresses(), " "))
 	<-e.ctx.Done()
 	return nil
@@ -121,6 +136,7 @@ type transferBench struct {
 	Size       server.Size   `default:"1GiB" help:"Bytes of --file (default 1GiB)."`
 	JSON       bool          `help:"Print JSON."`
 
+	findFlags
 	nicFlags
 }
 
@@ -134,6 +150,9 @@ func (c *transferBench) Run(e *env) (err error) {
 	}
 	if err := c.check(cfg); err != nil {
 		return usageError(fmt.Errorf("transfer bench: %w", err))
+	}
+	if cfg.To, err = c.find(e.ctx, c.To); err != nil {
+		return fmt.Errorf("transfer bench: %w", err)
 	}
 	nics, closeNICs, err := c.open()
 	if err != nil {
@@ -270,12 +289,13 @@ func micros(d time.Duration) string { return fmt.Sprintf("%.0f us", float64(d)/1
 
 // transferProbe is larder transfer probe.
 type transferProbe struct {
-	To       []string     `arg:"" name:"address" help:"Addresses of an engine."`
+	To       []string     `arg:"" optional:"" name:"address" help:"Addresses of an engine."`
 	Token    string       `env:"LARDER_TRANSFER_TOKEN" help:"What the engine was given."`
 	From     []string     `placeholder:"ADDR" help:"Addresses here from which rails leave (default: as the system routes)."`
 	Topology topologyFile `placeholder:"FILE" help:"Topology of this host as JSON (default: as its sysfs tells)."`
 	JSON     bool         `help:"Print JSON."`
 
+	findFlags
 	nicFlags
 }
 
@@ -289,6 +309,12 @@ type probed struct {
 
 // Run implements the command.
 func (c *transferProbe) Run(e *env) (err error) {
+	if c.To, err = c.find(e.ctx, c.To); err != nil {
+		return fmt.Errorf("transfer probe: %w", err)
+	}
+	if len(c.To) == 0 {
+		return usageError(errors.New("transfer probe: give addresses of an engine, or its --name"))
+	}
 	nics, closeNICs, err := c.open()
 	if err != nil {
 		return err

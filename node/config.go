@@ -42,6 +42,8 @@ type Config struct {
 
 	clock clock  // tests only
 	open  opener // tests only
+	// published says that the masters, which are real, tell others where this node is.
+	published bool
 }
 
 // ErrConfig says that a Config cannot be used.
@@ -67,7 +69,7 @@ func (cfg Config) withDefaults() (Config, error) {
 		cfg.clock = hostClock{}
 	}
 	if cfg.open == nil {
-		cfg.open = openClient
+		cfg.open, cfg.published = openClient, true
 	}
 	return cfg, cfg.check()
 }

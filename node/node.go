@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"larder/client"
 	"larder/tiering/ssd"
 	"larder/transfer"
 )
@@ -17,8 +18,10 @@ type Node struct {
 	cfg     Config
 	engine  *transfer.Engine
 	devices []*device
-	bucket  *bucket
-	places  chan struct{} // chunksAtOnce: taken by what copies
+	// directory is where others find the engine's addresses.
+	directory *client.Directory
+	bucket    *bucket
+	places    chan struct{} // chunksAtOnce: taken by what copies
 
 	closing  sync.Once
 	closeErr error
@@ -30,13 +33,17 @@ func New(cfg Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	engine, err := transfer.New(transfer.Config{
+	n := &Node{cfg: cfg, directory: client.NewDirectory()}
+	engine := transfer.Config{
 		Name: "node/" + cfg.Host, Listen: cfg.Listen, Advertise: cfg.Advertise, Token: cfg.Token, Logger: cfg.Logger,
-	})
-	if err != nil {
+	}
+	if cfg.published {
+		engine.Directory = addresses{n.directory}
+	}
+	if n.engine, err = transfer.New(engine); err != nil {
 		return nil, err //nolint:wrapcheck // says what to do
 	}
-	n := &Node{cfg: cfg, engine: engine, bucket: newBucket(cfg.clock, cfg.Bandwidth), places: make(chan struct{}, chunksAtOnce)}
+	n.bucket, n.places = newBucket(cfg.clock, cfg.Bandwidth), make(chan struct{}, chunksAtOnce)
 	if cfg.DRAM > 0 {
 		n.add("dram", &dram{size: cfg.DRAM, prefault: cfg.Prefault})
 	}
@@ -64,9 +71,13 @@ func (n *Node) Run(ctx context.Context) error {
 	n.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "the node starts", slog.String("host", n.cfg.Host),
 		slog.String("transfer", strings.Join(n.engine.Addresses(), " ")), slog.Int("devices", len(n.devices)))
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	errs := make([]error, len(n.devices))
-	var wg sync.WaitGroup
+	var wg, published sync.WaitGroup
+	defer published.Wait()
+	defer cancel()
+	if n.cfg.published {
+		published.Go(func() { n.publish(ctx) })
+	}
 	for i, d := range n.devices {
 		wg.Go(func() {
 			if errs[i] = d.run(ctx); errs[i] != nil && d.counts.attached.Load() == 0 {
