@@ -35,7 +35,8 @@
 // memory, which is aligned, pooled and bounded by [Config.StagingBytes], and sends that; a WRITE is received there, checked
 // if it has a checksum, and confirmed when the storage has taken it. Handles of such buffers say what they are, and take
 // lanes of their own: within the process, or over TCP by connections of their own, of which each has up to 32 requests under
-// way beside each other, answered in order. Memory never waits for a disk. A storage that fails fails the request, with
+// way beside each other, answered in order. A [File] is read and written through an io_uring where the kernel has one for this
+// process, and by threads that wait otherwise. Memory never waits for a disk. A storage that fails fails the request, with
 // [ErrStorage] or [ErrMissing]; one that hangs costs those that asked it their time, and [Buffer.Retire] waits for it.
 //
 // # Rails

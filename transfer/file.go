@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"larder/transfer/uring"
 )
 
 // File is a file or a block device as [Storage]. Whole blocks go past the page cache where the file system can do that;
@@ -19,6 +21,7 @@ type File struct {
 	bytes  uint64
 	direct *os.File // nil if the file system cannot
 	plain  *os.File
+	ring   *uring.Ring // nil if there is none
 }
 
 // OpenFile opens a file of so many bytes, and makes one or lengthens it if need be. A block device must be long enough.
@@ -40,7 +43,10 @@ func OpenFile(path string, bytes uint64) (f *File, err error) {
 		return f, err
 	}
 	f.direct, err = os.OpenFile(path, os.O_RDWR|unix.O_DIRECT, 0) //nolint:gosec // as above
-	if err != nil && !errors.Is(err, unix.EINVAL) {
+	switch {
+	case err == nil:
+		f.ring, _ = uring.New() // or a thread waits for each request
+	case !errors.Is(err, unix.EINVAL):
 		return f, fmt.Errorf("transfer: %w", err)
 	}
 	return f, nil
@@ -64,13 +70,14 @@ func (f *File) lengthen() error {
 // Direct reports whether whole blocks go past the page cache.
 func (f *File) Direct() bool { return f.direct != nil }
 
-// via is the way that bytes take: the page cache if they are not whole blocks at their place in memory and in the file.
-func (f *File) via(p []byte, off uint64) *os.File {
+// via is the way that bytes take: the page cache, without the ring, if they are not whole blocks at their place in memory and
+// in the file.
+func (f *File) via(p []byte, off uint64) (*uring.Ring, *os.File) {
 	at := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(p)))) //nolint:gosec // only looked at
 	if f.direct == nil || (at|off|uint64(len(p)))%stagingUnit != 0 {
-		return f.plain
+		return nil, f.plain
 	}
-	return f.direct
+	return f.ring, f.direct
 }
 
 // ReadAt implements [Storage].
@@ -78,7 +85,8 @@ func (f *File) ReadAt(ctx context.Context, p []byte, off uint64) error {
 	if err := f.check(ctx, p, off); err != nil {
 		return err
 	}
-	_, err := f.via(p, off).ReadAt(p, int64(off)) //nolint:gosec // within the file
+	ring, file := f.via(p, off)
+	_, err := ring.ReadAt(file, p, int64(off)) //nolint:gosec // within the file
 	if errors.Is(err, io.EOF) {
 		err = fmt.Errorf("%w: %s was truncated", ErrMissing, f.path)
 	}
@@ -90,7 +98,8 @@ func (f *File) WriteAt(ctx context.Context, p []byte, off uint64) error {
 	if err := f.check(ctx, p, off); err != nil {
 		return err
 	}
-	_, err := f.via(p, off).WriteAt(p, int64(off)) //nolint:gosec // within the file
+	ring, file := f.via(p, off)
+	_, err := ring.WriteAt(file, p, int64(off)) //nolint:gosec // within the file
 	return err
 }
 
@@ -106,7 +115,7 @@ func (f *File) Sync() error { return f.plain.Sync() }
 
 // Close closes the file. Nobody uses it any more.
 func (f *File) Close() error {
-	err := f.plain.Close()
+	err := errors.Join(f.ring.Close(), f.plain.Close())
 	if f.direct != nil {
 		err = errors.Join(err, f.direct.Close())
 	}
