@@ -492,3 +492,28 @@ func TestMoveToWhereItLies(t *testing.T) {
 	p.check()
 	p.rebuilt()
 }
+
+// TestAHomeInheritsFromItsLastSession: sessions that ended before the pool knew of homes have each left regions behind.
+func TestAHomeInheritsFromItsLastSession(t *testing.T) {
+	p := newPool(t)
+	p.device(8 * page)
+	var given [2]AllocResult
+	for i := range given {
+		id := p.openWith("node/n/a", protocol.FeatureNode)
+		_, given[i] = p.alloc(id, &protocol.AllocRequest{Size: 4 * page, PageSize: page})
+		require.True(t, p.register(id, nil, entryAt(fmt.Sprint("k", i), given[i], 0))[0].New)
+		p.apply(Header{}, &CloseSession{ID: id})
+	}
+	s := DefaultSettings()
+	s.Version = ClusterVersion
+	p.apply(Header{}, &SetSettings{s})
+	id := p.openWith("node/n/a", protocol.FeatureNode)
+	info, _ := p.m.Session(id)
+	require.Equal(t, []RegionID{given[1].Region}, info.Regions)
+	again, _ := p.rebuilt().Session(id)
+	require.Equal(t, info, again)
+	first, _ := p.m.Region(given[0].Region)
+	require.Equal(t, RegionOrphaned, first.State)
+	code, _ := p.apply(Header{}, &FencedRegion{Region: first.ID, Epoch: first.Epoch})
+	require.Zero(t, code)
+}

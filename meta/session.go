@@ -159,7 +159,7 @@ func (m *Machine) applyOpenSession(c *OpenSession, out *Results) {
 	m.sessions[s.id] = s
 	m.openOf[s.instance] = s.id
 	m.changed(s)
-	m.inheritAll(s)
+	m.inheritLast(s)
 	m.sessionResult(s, out)
 }
 
@@ -218,15 +218,17 @@ func (m *Machine) home(s *session) bool {
 	return s.features&protocol.FeatureNode != 0 && m.settings.Version >= VersionTiers
 }
 
-// inheritAll gives a home the regions of its earlier sessions.
-func (m *Machine) inheritAll(s *session) {
+// inheritLast gives a home the regions of its session before. Those of earlier ones, which can only have ended before
+// VersionTiers, stay orphaned: each session had an order of its own, and one can go on.
+func (m *Machine) inheritLast(s *session) {
 	if !m.home(s) {
 		return
 	}
-	for _, old := range m.sortedSessions() {
+	for _, old := range slices.Backward(m.sortedSessions()) {
 		if old != s && !old.open && m.home(old) && old.instance == s.instance {
 			m.inherit(old, s)
 			m.forgetSession(old)
+			return
 		}
 	}
 }

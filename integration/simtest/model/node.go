@@ -16,12 +16,12 @@ func (w *world) home(s *session) bool {
 	return w.settings.Version >= meta.VersionTiers && s.info.Features&protocol.FeatureNode != 0
 }
 
-// inherit gives a home the regions of the sessions that it had before, under new epochs.
+// inherit gives a home the regions of the session that it had before, under new epochs.
 func (w *world) inherit(s *session) {
 	if !w.home(s) {
 		return
 	}
-	for _, old := range w.sessionList() {
+	for _, old := range slices.Backward(w.sessionList()) {
 		if old.open || !w.home(old) || old.info.Instance != s.info.Instance {
 			continue
 		}
@@ -33,6 +33,7 @@ func (w *world) inherit(s *session) {
 			}
 		}
 		w.forget(old)
+		return
 	}
 }
 
