@@ -98,6 +98,7 @@ func (m *Machine) copyIn(s *session, x *entry) placeID {
 func (m *Machine) giveUp(s *session, slot Slot, pages []byte) []byte {
 	x := m.table.at(slot)
 	if p := m.copyIn(s, x); p != 0 {
+		m.forgo(slot, m.placeRegion(m.places.at(p)))
 		page := m.pageAt(slot, m.placeRegion(m.places.at(p)), m.places.at(p).offset, false)
 		page.Copy = true
 		pages = page.appendTo(pages)
@@ -112,6 +113,7 @@ func (m *Machine) giveUp(s *session, slot Slot, pages []byte) []byte {
 	page.Copy = p != 0
 	pages = page.appendTo(pages)
 	if p != 0 {
+		m.forgo(slot, m.regionOf(x))
 		m.fall(slot, p, true)
 	} else {
 		m.evict(slot)

@@ -395,6 +395,7 @@ const (
 	regGroup
 	regTouch
 	regCopy
+	regReplicas
 )
 
 func (c *Register) appendTo(b []byte) []byte {
@@ -424,6 +425,7 @@ func appendEntry(b []byte, e *protocol.RegisterEntry) []byte {
 	set(e.Group != 0, regGroup)
 	set(e.Touch, regTouch)
 	set(e.Copy, regCopy)
+	set(e.Replicas != 0, regReplicas)
 	b = append(b, flags)
 	b = appendBytes(b, e.Key)
 	b = binary.AppendUvarint(b, e.RegionID)
@@ -449,6 +451,9 @@ func appendEntry(b []byte, e *protocol.RegisterEntry) []byte {
 			b = binary.AppendUvarint(b, v)
 		}
 	}
+	if e.Replicas != 0 {
+		b = binary.AppendUvarint(b, e.Replicas)
+	}
 	return b
 }
 
@@ -473,6 +478,9 @@ func decodeEntry(d *decoder, e *protocol.RegisterEntry) {
 	e.Touch = flags&regTouch != 0
 	if flags&regCopy != 0 {
 		e.Copy, e.Of, e.Slot, e.MoveFrom = true, d.uvarint(), d.uvarint(), d.uvarint()
+	}
+	if flags&regReplicas != 0 {
+		e.Replicas = d.uvarint()
 	}
 }
 

@@ -39,6 +39,7 @@ type entry struct {
 	list     uint8  // policy.Order
 	flags    uint8
 	used     uint8 // uses in the slowest tier since it fell there: a hint, not part of the state
+	want     uint8 // on how many nodes it is to lie, see replicas.go; 0 = on one
 }
 
 const (
@@ -46,6 +47,7 @@ const (
 	flagSoft
 	flagMoved  // the primary is the first place: where the entry was registered it does not lie any more, or as a copy
 	flagPlaces // of records only: places follow
+	flagWant   // of records only: want follows
 )
 
 const (
@@ -178,7 +180,7 @@ func (m *Machine) entryHash(s Slot, e *entry) uint64 {
 	for _, v := range [...]uint64{
 		e.birth, e.offset, e.checksum, e.hash, e.expires, e.added,
 		uint64(e.length)<<32 | uint64(m.regionOf(e).id), uint64(m.contextOf(e).id)<<32 | uint64(e.index),
-		uint64(e.group)<<32 | uint64(e.pins)<<16 | uint64(e.flags), uint64(e.parent),
+		uint64(e.group)<<32 | uint64(e.pins)<<16 | uint64(e.want)<<8 | uint64(e.flags), uint64(e.parent),
 	} {
 		h = mix(h ^ v)
 	}

@@ -27,7 +27,7 @@ func sampleCommands() []Command {
 		&ReturnRegion{Region: 3}, &ReturnRegion{Region: 3, Epoch: 4},
 		&Register{Context: ctx, Entries: []protocol.RegisterEntry{{
 			Key: []byte("k"), RegionID: 1, KVOffset: 4096, KVLength: 100, Epoch: 2, Checksum: 3, TTLMS: 4,
-			HasPrefix: true, Hash: 5, Parent: 6, Index: 7, Group: 1<<16 | 2, Touch: true,
+			HasPrefix: true, Hash: 5, Parent: 6, Index: 7, Group: 1<<16 | 2, Touch: true, Replicas: 2,
 		}}},
 		&Delete{Keys: [][]byte{[]byte("a"), []byte("b")}},
 		&Pin{Class: ClassHard, Owner: "o", Until: 9, Strict: true, Keys: [][]byte{[]byte("a")}},

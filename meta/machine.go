@@ -26,6 +26,7 @@ type Machine struct {
 	bornBefore uint64 // births before the REGISTER being applied
 	tasks      map[TaskID]*task
 	tasked     map[Slot]TaskID // entries that a task is to copy
+	lacking    lacking
 	contextAt  handles[contextRecord]
 	sessions   map[SessionID]*session
 	openOf     map[string]SessionID // the open session of an instance

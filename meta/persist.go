@@ -174,6 +174,9 @@ func (m *Machine) appendEntry(b []byte, x *entry) []byte {
 	if x.places != 0 {
 		flags |= flagPlaces
 	}
+	if x.want != 0 {
+		flags |= flagWant
+	}
 	b = append(b, flags)
 	if x.flags&flagPrefix != 0 {
 		b = appendU64(b, x.hash)
@@ -182,6 +185,9 @@ func (m *Machine) appendEntry(b []byte, x *entry) []byte {
 	}
 	if x.places != 0 {
 		b = m.appendPlaces(b, x)
+	}
+	if x.want != 0 {
+		b = append(b, x.want)
 	}
 	return appendOrder(b, x.place())
 }
@@ -551,8 +557,14 @@ func (m *Machine) loadEntry(slot Slot, d *decoder) error {
 			return err
 		}
 	}
+	if flags&flagWant != 0 {
+		if x.want = d.byte(); x.want < 2 || x.want > MaxReplicas {
+			return ErrCorrupt
+		}
+	}
 	decodeOrder(d, x)
 	m.attach(slot, x, r, ctx)
+	m.weigh(slot, x)
 	return d.end()
 }
 

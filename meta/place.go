@@ -228,6 +228,7 @@ func (m *Machine) registerCopy(h Header, s *session, t *tenant, e *protocol.Regi
 	}
 	if code == 0 {
 		m.addCopy(slot, r, e.KVOffset)
+		m.ask(slot, e.Replicas)
 	}
 	from := DeviceID(min(e.MoveFrom, uint64(^DeviceID(0))))
 	if from != 0 && (code == 0 || code == protocol.CodeDuplicate) { // what lies there already need not come to leave the others
@@ -302,6 +303,7 @@ func (m *Machine) place(slot Slot, change func(x *entry)) {
 	change(x)
 	m.entrySum += m.entryHash(slot, x)
 	m.markEntry(slot)
+	m.weigh(slot, x)
 }
 
 // raise makes a place that is in no chain the primary of an entry, and the old primary a copy.

@@ -289,6 +289,7 @@ func (g *generator) register(id SessionID) {
 		e := protocol.RegisterEntry{
 			Key: g.key(), RegionID: uint64(x.ID), Epoch: x.Epoch, KVOffset: g.r.Uint64N(10) * x.PageSize,
 			KVLength: 1 + g.r.Uint64N(2*x.PageSize), Checksum: g.r.Uint64(), TTLMS: g.r.Uint64N(2) * 500,
+			Replicas: g.r.Uint64N(4),
 		}
 		if g.r.IntN(2) == 0 {
 			e.HasPrefix, e.Index = true, g.r.Uint64N(6)

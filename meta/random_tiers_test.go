@@ -118,7 +118,7 @@ func (g *generator) copy() {
 		x := p.m.table.at(slot)
 		entries = append(entries, protocol.RegisterEntry{
 			Key: p.m.Key(slot), RegionID: uint64(r.ID), Epoch: r.Epoch, KVOffset: g.r.Uint64N(6) * r.PageSize,
-			KVLength: uint64(x.length), Checksum: x.checksum, Copy: true, Of: x.birth, Slot: uint64(slot),
+			KVLength: uint64(x.length), Checksum: x.checksum, Copy: true, Of: x.birth, Slot: uint64(slot), Replicas: g.r.Uint64N(4),
 			MoveFrom: []uint64{0, 0, 1, 3, ^uint64(0)}[g.r.IntN(5)],
 		})
 	}

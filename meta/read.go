@@ -421,6 +421,7 @@ type TenantStats struct {
 type Stats struct {
 	counters
 	Entries   uint64
+	Lacking   uint64 // of them, those that lie on fewer nodes than was asked for
 	KeyBytes  uint64
 	LiveBytes uint64
 	Slots     uint64 // highest slot ever taken, plus one
@@ -439,7 +440,7 @@ type Stats struct {
 // Stats sums up the machine. Its cost is that of its sessions, regions and tenants, not of its entries.
 func (m *Machine) Stats() Stats {
 	s := Stats{
-		counters: m.stats, Entries: m.table.count, KeyBytes: m.table.keys.bytes, Slots: uint64(m.table.end),
+		counters: m.stats, Entries: m.table.count, Lacking: m.lacking.count, KeyBytes: m.table.keys.bytes, Slots: uint64(m.table.end),
 		Devices: len(m.devices), Contexts: len(m.contexts),
 		Names: m.names.count, NameBytes: m.names.bytes,
 	}

@@ -183,10 +183,12 @@ func (m *Machine) drain(r *region) {
 func (m *Machine) empty(r *region, limit int) int {
 	n := 0
 	for ; n < limit && r.head != None; n++ {
+		m.forgoTaken(r.head, r)
 		m.lose(r.head, ReasonTaken)
 	}
 	for ; n < limit && r.places != 0; n++ {
 		v := m.places.at(r.places)
+		m.forgoTaken(v.slot, r)
 		if x := m.table.at(v.slot); x.flags&flagMoved != 0 && x.places == r.places {
 			m.lose(v.slot, ReasonTaken)
 		} else {

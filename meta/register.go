@@ -43,7 +43,7 @@ func (m *Machine) register(h Header, s *session, ctx *contextRecord, e *protocol
 	}
 	if slot, ok := m.find(ctx.tenant, e.Key); ok {
 		if m.alive(m.table.at(slot)) {
-			m.registerExists(slot, e.Key, out)
+			m.registerExists(slot, e, out)
 			return
 		}
 		if !e.Touch {
@@ -52,7 +52,7 @@ func (m *Machine) register(h Header, s *session, ctx *contextRecord, e *protocol
 	}
 	if e.HasPrefix && !e.Touch && e.Group <= math.MaxUint32 { // admit refuses a larger one
 		if slot, ok := m.prefixTwin(ctx.handle, e.Hash, uint32(e.Group)); ok {
-			m.registerExists(slot, e.Key, out)
+			m.registerExists(slot, e, out)
 			m.stats.Deduplicated++
 			return
 		}
@@ -68,12 +68,13 @@ func (m *Machine) register(h Header, s *session, ctx *contextRecord, e *protocol
 }
 
 // registerExists counts a use of an entry and tells where it lies.
-func (m *Machine) registerExists(slot Slot, key []byte, out *Results) {
+func (m *Machine) registerExists(slot Slot, e *protocol.RegisterEntry, out *Results) {
 	m.touch(slot, 1)
+	m.ask(slot, e.Replicas)
 	var l Location
 	m.Location(slot, &l)
 	out.buf = append(out.buf, regExists)
-	if held := m.Key(slot); string(held) != string(key) {
+	if held := m.Key(slot); string(held) != string(e.Key) {
 		out.bytes(held)
 	} else {
 		out.bytes(nil)
@@ -139,6 +140,7 @@ func (m *Machine) admitted(r *region, ctx *contextRecord, e *protocol.RegisterEn
 	case m.settings.Policy == "ttl" && m.settings.TTLMS != 0:
 		x.expires = m.after(m.settings.TTLMS)
 	}
+	x.want = m.asked(e.Replicas)
 	if e.HasPrefix {
 		x.flags |= flagPrefix
 		x.hash, x.index, x.group = e.Hash, uint32(e.Index), uint32(e.Group) //nolint:gosec // checked by admit
@@ -151,6 +153,7 @@ func (m *Machine) admitted(r *region, ctx *contextRecord, e *protocol.RegisterEn
 	m.orderSum += orderHash(slot, x.place())
 	m.addToPolicy(slot, x)
 	m.markEntry(slot)
+	m.weigh(slot, x)
 	if x.parent != None && !r.slow() {
 		m.childAdded(x.parent)
 	}
@@ -210,6 +213,7 @@ func (m *Machine) drop(slot Slot, why Reason, tell bool) {
 	m.detach(slot, x, r)
 	parent := m.validParent(x)
 	m.markEntry(slot)
+	m.lacking.remove(slot)
 	m.table.remove(slot, salt)
 	if parent != None && !slow {
 		m.childGone(parent, order)

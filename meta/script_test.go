@@ -14,15 +14,16 @@ import (
 // TestScripts runs the scripts in testdata. Each is a conversation with the state machine: a command as the leader logs
 // it, and what came of it. To accept new output run with -rewrite, and commit it only if you understand every line.
 //
-//	device pages=N                            a device with room for N pages
+//	device pages=N [node=X] [tier=T]          a device with room for N pages
+//	drain device=D [cancel]                   it is given up
 //	settings [policy=P] [max-regions=N] [min-age=MS] [version=N]
 //	tenant NAME [guarantee=PAGES] [bytes=N] [max-pins=N]
 //	                                          its limits, anew; bytes are added to the guarantee
 //	open NAME [tenant=T]                      a session for an instance
-//	alloc NAME need=N | size=N [whole] [keys=(a,b)] [free=N] [evict=false] [last]
+//	alloc NAME need=N | size=N [whole] [keys=(a,b)] [free=N] [evict=false] [last] [on=D]
 //	                                          plan a REQUEST_ALLOC, and log what the plan says
 //	register NAME region=R page=N KEY ... [hash=(h,parent,index)] [group=(member,members)] [model=M] [ttl=MS] [touch]
-//	                                          KEYs go to pages N, N+1, ...
+//	         [replicas=N] [copy]              KEYs go to pages N, N+1, ...
 //	find KEY ... [tenant=T]                   a lookup
 //	match model=M hashes=(h,h,...) [members=N]
 //	delete|pin|unpin NAME KEY ... [owner=O] [soft] [until=MS]
@@ -120,9 +121,10 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 	t.Helper()
 	switch d.Cmd {
 	case "device":
-		id := DeviceID(len(s.m.devices) + 1)
+		id, tier := DeviceID(len(s.m.devices)+1), "cxl"
+		d.MaybeScanArgs(t, "tier", &tier)
 		code, _ := s.apply(Header{}, &AddDevice{
-			UUID: fmt.Sprint("uuid-", id), Path: "/dev/shm/x", Tier: "cxl", Coherence: "hardware", DataOffset: scriptPage,
+			UUID: fmt.Sprint("uuid-", id), Path: "/dev/shm/x", Node: s.text(t, d, "node"), Tier: tier, Coherence: "hardware", DataOffset: scriptPage,
 			Size: (s.arg(t, d, "pages") + 1) * scriptPage, Generation: 1,
 		})
 		return fmt.Sprintf("device %d: %s\n", id, code)
@@ -248,6 +250,8 @@ func (s *script) scriptSimple(t *testing.T, d *datadriven.TestData) string {
 			c.Size = (n + 1) * scriptPage
 		}
 		return s.verdict(0, c)
+	case "drain":
+		return s.verdict(0, &SetDevice{Device: DeviceID(s.arg(t, d, "device")), Draining: !d.HasArg("cancel")})
 	case "expire-pins":
 		_, body := s.send(0, &ExpirePins{})
 		r, err := DecodeCount(body)
@@ -280,6 +284,7 @@ func (s *script) scriptAlloc(t *testing.T, d *datadriven.TestData) string {
 	req := &protocol.AllocRequest{
 		Size: s.arg(t, d, "size") * scriptPage, PageSize: scriptPage, NeedPages: s.arg(t, d, "need"),
 		RunPages: s.arg(t, d, "run"), FreePages: s.arg(t, d, "free"), Whole: d.HasArg("whole"), Evict: true,
+		Device: s.arg(t, d, "on"),
 	}
 	d.MaybeScanArgs(t, "evict", &req.Evict)
 	if d.HasArg("keys") {
@@ -341,12 +346,16 @@ func (s *script) scriptRegister(t *testing.T, d *datadriven.TestData) string {
 	}
 	c := &Register{Context: ctx}
 	for i, k := range words(d, 1) {
-		if k == "touch" {
+		if k == "touch" || k == "copy" {
 			continue
 		}
 		e := protocol.RegisterEntry{
 			Key: []byte(k), RegionID: uint64(region.ID), Epoch: region.Epoch, KVOffset: (page + uint64(i)) * scriptPage,
 			KVLength: scriptPage, TTLMS: s.arg(t, d, "ttl"), Touch: d.HasArg("touch"),
+			Replicas: s.arg(t, d, "replicas"), Copy: d.HasArg("copy"),
+		}
+		if slot, ok := s.m.Find(TenantID{}, e.Key); ok && e.Copy {
+			e.Of = s.m.Birth(slot)
 		}
 		if d.HasArg("hash") {
 			e.HasPrefix = true
@@ -439,6 +448,10 @@ func (s *script) scriptState() string {
 	for _, d := range s.m.Devices() {
 		fmt.Fprintf(&b, "device %d: %d pages free\n", d.ID, d.Free/scriptPage)
 	}
+	s.m.EachLacking(0, func(slot Slot) bool {
+		fmt.Fprintf(&b, "%s lies on %d of %d nodes\n", s.m.Key(slot), s.m.spread(s.m.table.at(slot), nil), s.m.Replicas(slot))
+		return true
+	})
 	return b.String()
 }
 

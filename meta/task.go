@@ -20,14 +20,15 @@ const (
 	TaskCopy                       // since somebody asked
 	TaskMove                       // the same, and their other locations go
 	TaskDrain                      // away from a device that is given up
+	TaskRepair                     // of an entry that lies on fewer nodes than was asked for
 )
 
 // String returns the kind's name.
 func (k TaskKind) String() string {
-	if k > TaskDrain {
+	if k > TaskRepair {
 		return "unknown"
 	}
-	return [...]string{"none", "demote", "copy", "move", "drain"}[k]
+	return [...]string{"none", "demote", "copy", "move", "drain", "repair"}[k]
 }
 
 // TaskState is how far a task has come.
@@ -118,7 +119,7 @@ func (m *Machine) applyAddTask(c *AddTask, out *Results) {
 	case d == nil:
 		out.fail(protocol.CodeNotFound)
 		return
-	case c.TaskKind < TaskDemote || c.TaskKind > TaskDrain || len(c.Items) == 0 || len(c.Items) > MaxTaskItems:
+	case c.TaskKind < TaskDemote || c.TaskKind > TaskRepair || len(c.Items) == 0 || len(c.Items) > MaxTaskItems:
 		out.fail(protocol.CodeBadRequest)
 		return
 	case running >= MaxTasks:
@@ -366,7 +367,7 @@ func (t *task) load(key, value *decoder) {
 	}
 	t.items = decodeVictims(value)
 	whole := len(t.items) == int(t.Total)
-	if t.Kind > TaskDrain || t.State > TaskCanceled || t.Done > t.Total || !t.over() && !whole || t.over() && len(t.items) > 0 {
+	if t.Kind > TaskRepair || t.State > TaskCanceled || t.Done > t.Total || !t.over() && !whole || t.over() && len(t.items) > 0 {
 		value.fail()
 	}
 	if len(t.items) == 0 {

@@ -56,6 +56,7 @@ func (e *enc) registerEntry(v *RegisterEntry) {
 		e.optUint("slot", v.Slot)
 		e.optUint("move_from", v.MoveFrom)
 	}
+	e.optUint("replicas", v.Replicas)
 }
 
 // DecodeAs replaces m by what b, the payload of a message of type t, holds; keys alias b, and what m.Context pointed
@@ -171,6 +172,8 @@ func (d *dec) registerField(name []byte, v *RegisterEntry) uint {
 		v.Slot = d.uint()
 	case "move_from":
 		v.MoveFrom = d.uint()
+	case "replicas":
+		v.Replicas = d.uint()
 	default:
 		d.skip()
 	}

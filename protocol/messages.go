@@ -332,6 +332,7 @@ type RegisterEntry struct {
 	Of        uint64 // "of": version of that entry; 0 = the one that the same request has just registered
 	Slot      uint64 // "slot" of that entry, as a task's item names it: a device's home copies entries of every tenant
 	MoveFrom  uint64 // "move_from": with copy, the device whose locations of the entry go; ^0 = all others; 0 = none
+	Replicas  uint64 // "replicas": on how many nodes the entry is to lie, those of its copies included; 0 = on one
 }
 
 // RegisterRequest is REGISTER_KV (0x10, Entries has one element, flattened into the map) and

@@ -60,7 +60,8 @@ func (w *world) same(what string, want, got any) error {
 func (w *world) compareState(m *meta.Machine) error {
 	for _, compare := range []func(*meta.Machine) error{
 		w.compareHead, w.compareRegions, w.compareDevices, w.compareSessions, w.compareEntries, w.compareKeys,
-		w.compareLocations, w.comparePrefixes, w.comparePins, w.compareTasks, w.compareNames, w.compareStats, w.compareOrder,
+		w.compareLocations, w.compareReplicas, w.comparePrefixes, w.comparePins, w.compareTasks, w.compareNames,
+		w.compareStats, w.compareOrder,
 	} {
 		if err := compare(m); err != nil {
 			return err

@@ -56,7 +56,7 @@ func (w *world) registerOne(s *session, ctx *context, x *protocol.RegisterEntry)
 	key := string(x.Key)
 	if e := w.find(ctx.Tenant, key); e != nil {
 		if w.alive(e) {
-			return w.exists(e, key)
+			return w.exists(e, x)
 		}
 		if !x.Touch {
 			w.drop(e, w.death(e), true)
@@ -65,7 +65,7 @@ func (w *world) registerOne(s *session, ctx *context, x *protocol.RegisterEntry)
 	if x.HasPrefix && !x.Touch {
 		if e := w.twin(ctx, x); e != nil {
 			w.counts.Deduplicated++
-			return w.exists(e, key)
+			return w.exists(e, x)
 		}
 	}
 	r, code := w.admit(s, x)
@@ -77,6 +77,7 @@ func (w *world) registerOne(s *session, ctx *context, x *protocol.RegisterEntry)
 		birth: w.births, key: key, ctx: ctx, length: x.KVLength, checksum: x.Checksum, added: w.now, prefix: x.HasPrefix,
 	}
 	e.at = []*location{{e, r, x.KVOffset, e.birth}}
+	w.wish(e, x.Replicas)
 	if x.HasPrefix {
 		e.hash, e.group = x.Hash, x.Group
 	}
@@ -113,11 +114,12 @@ func (w *world) insert(e *entry) {
 }
 
 // exists counts a use of an entry that a REGISTER has found.
-func (w *world) exists(e *entry, key string) meta.RegisterResult {
+func (w *world) exists(e *entry, x *protocol.RegisterEntry) meta.RegisterResult {
 	w.touch(e, 1)
+	w.wish(e, x.Replicas)
 	w.counts.Existing++
 	r := meta.RegisterResult{Existing: e.found().describe()}
-	if e.key != key {
+	if e.key != string(x.Key) {
 		r.Key = []byte(e.key)
 	}
 	return r

@@ -90,7 +90,7 @@ func (w *world) addTask(c *meta.AddTask) result {
 		return refused(protocol.CodeUnsupported)
 	case w.devices[c.Device] == nil:
 		return refused(protocol.CodeNotFound)
-	case c.TaskKind < meta.TaskDemote || c.TaskKind > meta.TaskDrain,
+	case c.TaskKind < meta.TaskDemote || c.TaskKind > meta.TaskRepair,
 		len(c.Items) == 0 || len(c.Items) > meta.MaxTaskItems:
 		return refused(protocol.CodeBadRequest)
 	case len(w.tasks)-len(over) >= meta.MaxTasks:
@@ -228,4 +228,49 @@ func (w *world) compareLocations(m *meta.Machine) error {
 		}
 	}
 	return nil
+}
+
+// wish has an entry lie on at least so many nodes.
+func (w *world) wish(e *entry, nodes uint64) {
+	if w.settings.Version >= meta.VersionTiers {
+		e.nodes = max(e.nodes, min(nodes, protocol.MaxCopies+1))
+	}
+}
+
+// nodesOf are the nodes that some locations are on.
+func nodesOf(at []*location) map[string]bool {
+	nodes := map[string]bool{}
+	for _, l := range at {
+		nodes[l.region.device.Node] = true
+	}
+	return nodes
+}
+
+// waive gives a node up that an entry was to lie on, if a location that goes for its space is the only one there and there
+// are not enough others.
+func (w *world) waive(l *location) {
+	e := l.entry
+	others := nodesOf(slices.DeleteFunc(slices.Clone(e.at), func(x *location) bool { return x == l }))
+	if !others[l.region.device.Node] && uint64(len(others)) < e.nodes {
+		e.nodes--
+	}
+}
+
+// compareReplicas compares on how many nodes entries are to lie, and which lie on fewer.
+func (w *world) compareReplicas(m *meta.Machine) error {
+	var want, got []meta.Slot
+	for _, e := range w.held() {
+		if n := m.Replicas(e.slot); uint64(n) != max(e.nodes, 1) {
+			return w.violation("the state: nodes that "+e.key+" is to lie on", e.nodes, n)
+		}
+		if uint64(len(nodesOf(e.at))) < e.nodes {
+			want = append(want, e.slot)
+		}
+	}
+	slices.Sort(want)
+	m.EachLacking(0, func(s meta.Slot) bool {
+		got = append(got, s)
+		return true
+	})
+	return w.same("entries that lie on too few nodes", want, got)
 }

@@ -2,6 +2,7 @@ package model
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"larder/meta"
@@ -61,7 +62,8 @@ func (g *generator) nodes(id meta.SessionID, n int) command {
 
 func (g *generator) joins(h home) meta.Command {
 	return &meta.AddDevice{
-		UUID: h.uuid, Node: "n", Tier: h.tier, Coherence: "hardware", Size: (16+g.Uint64N(16))*page + header, DataOffset: header,
+		UUID: h.uuid, Node: fmt.Sprint("n", g.IntN(3)), Tier: h.tier, Coherence: "hardware",
+		Size: (16+g.Uint64N(16))*page + header, DataOffset: header,
 		Align: page, Generation: 7, Home: h.instance, Volatile: h.tier == "dram", NUMA: g.Uint64N(3),
 	}
 }
@@ -87,12 +89,15 @@ func (g *generator) any() meta.Slot {
 	return slot
 }
 
+// wished is on how many nodes an entry is to lie: mostly on one.
+func (g *generator) wished() uint64 { return []uint64{0, 0, 0, 1, 2, 2, 3, 4, 9}[g.IntN(9)] }
+
 // copies makes copies of entries in a session's regions, most of them right.
 func (g *generator) copies(id meta.SessionID) []protocol.RegisterEntry {
 	info, _ := g.p.m.Session(id)
 	entries := []protocol.RegisterEntry{}
 	for range 1 + g.IntN(3) {
-		e := protocol.RegisterEntry{Copy: true, Key: g.key(), KVLength: page, Of: g.Uint64N(9)}
+		e := protocol.RegisterEntry{Copy: true, Key: g.key(), KVLength: page, Of: g.Uint64N(9), Replicas: g.wished()}
 		if slot := g.any(); g.p.m.Birth(slot) != 0 {
 			x := g.p.m.Entry(slot)
 			e.Key, e.KVLength, e.Checksum = slices.Clone(g.p.m.Key(slot)), x.Length, x.Checksum*g.Uint64N(3)

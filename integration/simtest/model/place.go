@@ -123,6 +123,7 @@ func (w *world) lose(l *location, why meta.Reason) {
 
 // evict is lose where the owner is told by the result.
 func (w *world) evict(l *location) {
+	w.waive(l)
 	if l == l.entry.primary() && w.heir(l.entry) == nil {
 		w.drop(l.entry, meta.ReasonEvicted, false)
 	} else {
@@ -177,6 +178,7 @@ func (w *world) registerCopy(s *session, tenant string, x *protocol.RegisterEntr
 	}
 	w.births++
 	w.addCopy(&location{e, r, x.KVOffset, w.births})
+	w.wish(e, x.Replicas)
 	w.leave(e, x.MoveFrom, r.device)
 	return meta.RegisterResult{New: true}
 }

@@ -551,7 +551,7 @@ func (g *generator) register(id meta.SessionID) meta.Command {
 	for range 1 + g.IntN(3) {
 		e := protocol.RegisterEntry{
 			Key: g.key(), KVOffset: g.Uint64N(9) * page, KVLength: 1 + g.Uint64N(2*page), Checksum: g.Uint64(),
-			Touch: g.one(12),
+			Touch: g.one(12), Replicas: g.wished(),
 		}
 		switch g.IntN(12) {
 		case 0:

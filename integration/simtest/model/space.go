@@ -78,7 +78,11 @@ func (w *world) disown(r *region) {
 func (w *world) empty(r *region, most int) int {
 	in := w.in(r)
 	in = in[:min(len(in), most)]
+	wanted := r.forSession != 0 || !r.device.draining && (r.state == meta.RegionOwned || r.state == meta.RegionDeparted)
 	for _, l := range in {
+		if wanted {
+			w.waive(l)
+		}
 		w.lose(l, meta.ReasonTaken)
 	}
 	return len(in)

@@ -65,6 +65,7 @@ type entry struct {
 	prefix   bool
 	hash     uint64
 	group    uint64
+	nodes    uint64 // on how many it is to lie
 	cleared  bool   // by a CLEAR
 	used     uint64 // when it was last given to its policy, or used
 	old      bool   // perhaps still ordered by the policy that is being replaced
