@@ -19,7 +19,8 @@ const secondWait = 500 * time.Millisecond
 // secondRegions bounds what a batch asks for at once for its replicas, in regions.
 const secondRegions = 16
 
-// WithReplicas stores the value on n nodes in all, as far as they have room: 1 to 1+protocol.MaxCopies.
+// WithReplicas stores the value on n nodes in all, as far as they have room: 1 to 1+protocol.MaxCopies. Where it lies on
+// fewer, also since a node went, the leader has others copy it as soon as they have room.
 func WithReplicas(n int) StoreOption { return func(a *Attrs) { a.Replicas = n } }
 
 // seconds is what is known of memory for replicas: of Config.WriteThrough, and of other nodes.
@@ -36,12 +37,17 @@ type extra struct {
 	run  run
 }
 
+// replicas is on how many nodes an item is to be stored.
+func (c *Client) replicas(a *Attrs) int {
+	if a.Replicas != 0 {
+		return a.Replicas
+	}
+	return c.cfg.Replicas
+}
+
 // locations is how many locations an item is stored at, at best.
 func (c *Client) locations(a *Attrs) int {
-	n := a.Replicas
-	if n == 0 {
-		n = c.cfg.Replicas
-	}
+	n := c.replicas(a)
 	if c.cfg.WriteThrough != "" {
 		n = max(n, 2)
 	}

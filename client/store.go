@@ -369,6 +369,9 @@ func (op *storeOp) fill(ctx context.Context, s *session) error {
 	for k, i := range op.todo {
 		it := &op.items[i]
 		e := protocol.RegisterEntry{Key: it.Key, Touch: w.found[k]}
+		if n := c.replicas(&it.Attrs); n > 1 && op.of == nil {
+			e.Replicas = uint64(n)
+		}
 		if !e.Touch {
 			ok, err := op.write(&w.runs[k], k, it.Value, &e)
 			if err != nil {

@@ -235,6 +235,44 @@ func TestNodeIsDrained(t *testing.T) {
 	c.Check()
 }
 
+// TestLostReplicasAreMadeAgain kills a node, for good, on which all values have a copy. Another one gets them.
+func TestLostReplicasAreMadeAgain(t *testing.T) {
+	c := cluster.Start(t, cluster.Options{Members: 3, Pool: "34MiB"})
+	a := c.Donate("a", "--dram=34MiB")
+	b := c.Donate("b", "--dram=34MiB")
+	x := c.Open(client.Config{Near: []string{"a"}, Tier: "dram", Replicas: 2})
+	y := c.Open(client.Config{Near: []string{"b"}, Tier: "dram", Replicas: 2, NoPromote: true})
+	reader := c.Open(client.Config{NoPromote: true})
+	const n = 256
+	cluster.Fill(t, x, "of-a", n, cluster.PageSize)
+	cluster.Fill(t, y, "of-b", n, cluster.PageSize)
+	require.Equal(t, map[uint64]int{a.Device("dram").ID: n}, locate(t, reader, "of-a", n))
+	third := c.Donate("c", "--dram=66MiB")
+	b.Kill()
+	leader := c.Leader()
+	leader.Kill() // what is left to do does not depend on who knows of it
+	c.Leader()
+	leader.Restart()
+	cluster.Within(t, "copies on the third node", func() error {
+		if copied := third.Device("dram").Copied; copied != 2*n {
+			return fmt.Errorf("%d", copied)
+		}
+		return nil
+	})
+	a.Kill()
+	cluster.Within(t, "values of the third node alone", func() error {
+		for _, name := range []string{"of-a", "of-b"} {
+			if on := locate(t, reader, name, n); on[third.Device("dram").ID] != n {
+				return fmt.Errorf("%s lies on %v", name, on)
+			}
+		}
+		return nil
+	})
+	require.Equal(t, n, cluster.Held(t, reader, "of-a", n))
+	require.Equal(t, n, cluster.Held(t, reader, "of-b", n))
+	c.Check()
+}
+
 // TestReplayWhileNodesAreKilled replays requests into a pool that holds a part of them, whose nodes are killed by turns:
 // every byte that is read is one that was stored.
 func TestReplayWhileNodesAreKilled(t *testing.T) {

@@ -64,7 +64,7 @@ type TaskItem struct {
 // Task is a piece of tiering work: {id, kind, tenant, move, move_from, items}.
 type Task struct {
 	ID       uint64     // "id"
-	Kind     string     // "kind": demote, copy, move or drain
+	Kind     string     // "kind": demote, copy, move, drain or repair
 	Done     uint64     // "done": items, from the first on, that are through already
 	Total    uint64     // "total"
 	MoveFrom uint64     // "move_from": device whose locations go when the copy is there; 0 = none, all but this with ^0

@@ -178,7 +178,7 @@ func (m *metrics) collectDevices(e emitter, s *Status) {
 			waiting[t.Kind]++
 		}
 	}
-	for kind := meta.TaskDemote; kind <= meta.TaskDrain; kind++ {
+	for kind := meta.TaskDemote; kind <= meta.TaskRepair; kind++ {
 		e.gauge("tasks", "Tasks that are not over, by kind.", float64(waiting[kind.String()]), "kind", kind.String())
 	}
 }
@@ -198,6 +198,7 @@ var phaseNames = [...]string{"free", "own", "departed", "other"}
 func (m *metrics) collectIndex(e emitter, s *Status) {
 	x := &s.Stats
 	e.gauge("entries", "Entries in the index.", float64(x.Entries))
+	e.gauge("entries_lacking_replicas", "Entries that lie on fewer nodes than was asked for.", float64(x.Lacking))
 	e.gauge("entry_bytes", "Bytes of the entries.", float64(x.LiveBytes))
 	e.gauge("key_bytes", "Bytes of the keys.", float64(x.KeyBytes))
 	e.gauge("contexts", "Prefix contexts.", float64(x.Contexts))

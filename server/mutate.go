@@ -114,23 +114,33 @@ func (m *Master) mutate(c *Client, sc *scratch, h protocol.Header, payload, out 
 	return m.submit(r, out)
 }
 
-// decodeRegister reads a REGISTER, whose copies need a cluster version that has them.
+// decodeRegister reads a REGISTER, whose copies need a cluster version that has them. Without it no replicas are
+// remembered either, which nobody was promised.
 func (m *Master) decodeRegister(req *protocol.RegisterRequest, t protocol.Type, payload []byte) error {
-	err := req.DecodeAs(payload, t)
-	if err == nil && hasCopies(req.Entries) {
-		err = m.needTiers()
+	if err := req.DecodeAs(payload, t); err != nil {
+		return err
+	}
+	copies, replicas := copiesIn(req.Entries)
+	if !copies && !replicas {
+		return nil
+	}
+	err := m.needTiers()
+	if err != nil && !copies {
+		for i := range req.Entries {
+			req.Entries[i].Replicas = 0
+		}
+		return nil
 	}
 	return err
 }
 
-// hasCopies reports whether one of the entries is a copy.
-func hasCopies(entries []protocol.RegisterEntry) bool {
+// copiesIn reports whether one of the entries is a copy, and whether one asks for any.
+func copiesIn(entries []protocol.RegisterEntry) (copies, replicas bool) {
 	for i := range entries {
-		if entries[i].Copy {
-			return true
-		}
+		copies = copies || entries[i].Copy
+		replicas = replicas || entries[i].Replicas != 0
 	}
-	return false
+	return copies, replicas
 }
 
 // needsSession reports whether a type makes no sense without a session. CLEAR reaches a session's tenant, and without a

@@ -40,7 +40,7 @@ func ParsePlace(text string) (Place, error) {
 // TaskStatus is one task.
 type TaskStatus struct {
 	ID       uint64 `json:"id"`
-	Kind     string `json:"kind"`   // demote, copy, move or drain
+	Kind     string `json:"kind"`   // demote, copy, move, drain or repair
 	State    string `json:"state"`  // waiting, running, done or canceled
 	Device   uint64 `json:"device"` // that takes the copies
 	Node     string `json:"node"`   // of it

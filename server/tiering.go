@@ -20,6 +20,10 @@ const (
 	// demoteRest is how long a device is not looked at again in which nothing cold was found to copy: a look can pass over
 	// thousands of entries of every client.
 	demoteRest = time.Second
+	// maxRepairsPerTarget is how many repairs wait for one device: it goes on with others' reads and writes meanwhile.
+	maxRepairsPerTarget = 1
+	// repairRest is how long no entry is looked for that lies on too few nodes when none was found that could be helped.
+	repairRest = time.Second
 	// drainWindow is how many entries of a device that is given up are looked at for those that lie nowhere else.
 	drainWindow = 8 * meta.MaxTaskItems
 )
@@ -32,10 +36,12 @@ type tiering struct {
 	paused   map[meta.DeviceID]int64  // targets: until when
 	rests    map[meta.DeviceID]int64  // sources of demotions: until when
 	ended    map[meta.TaskID]struct{} // tasks whose end has been seen; nil = this leader has not looked yet
+	repairAt meta.Slot                // the next entry to look at of those that lie on too few nodes
+	resting  int64                    // until when none is looked for
 }
 
-// tickTiers plans what is to be copied, one task at a time: what has to leave devices that are given up, then what is cold
-// in tiers that fill up. The caller holds state for reading, and mu.
+// tickTiers plans what is to be copied, one task at a time: what lies on too few nodes, then what has to leave devices that
+// are given up, then what is cold in tiers that fill up. The caller holds state for reading, and mu.
 func (m *Master) tickTiers(now int64) {
 	t := &m.tiering
 	if t.planning || now-t.at < int64(tierInterval) || len(m.nodes.homes)+len(m.nodes.exposers) == 0 || !m.tiers() ||
@@ -46,6 +52,10 @@ func (m *Master) tickTiers(now int64) {
 	p := m.newTierPlan(now)
 	if p.needless != 0 {
 		t.planning = m.chore(&meta.CancelTask{Task: p.needless}, &t.planning)
+		return
+	}
+	if cmd := p.repair(); cmd != nil {
+		t.planning = m.chore(cmd, &t.planning)
 		return
 	}
 	devices := p.devices
@@ -64,18 +74,29 @@ func (m *Master) tickTiers(now int64) {
 	}
 }
 
+// Kinds of tasks that the planner makes, and how many of each wait for one device.
+const (
+	demotions = iota
+	drains
+	repairs
+	kinds
+)
+
+var maxWaiting = [kinds]int{maxTasksPerTarget, maxTasksPerTarget, maxRepairsPerTarget}
+
 // tierPlan is one look at the devices and tasks.
 type tierPlan struct {
 	m        *Master
 	now      int64
 	devices  []meta.DeviceInfo
 	targets  []*target
-	tasks    int                      // that are not over
-	waiting  map[meta.DeviceID][2]int // demotions and drains for a device that are not over
-	away     map[meta.DeviceID]bool   // devices that do not keep what lies there: away or given up
-	demoting uint64                   // entries that demotions have yet to copy
-	places   []meta.Location          // scratch
-	needless meta.TaskID              // a drain of a device that is not given up any more
+	tasks    int                          // that are not over
+	waiting  map[meta.DeviceID][kinds]int // tasks for a device that are not over, by kind
+	away     map[meta.DeviceID]bool       // devices that do not keep what lies there: away or given up
+	demoting uint64                       // entries that demotions have yet to copy
+	places   []meta.Location              // scratch
+	nodes    []string                     // scratch
+	needless meta.TaskID                  // a drain of a device that is not given up any more
 }
 
 // newTierPlan looks at the devices and tasks.
@@ -83,7 +104,7 @@ func (m *Master) newTierPlan(now int64) *tierPlan {
 	devices := m.machine.Devices()
 	p := &tierPlan{
 		m: m, now: now, devices: devices, targets: m.targetsOf(devices, func(*meta.DeviceInfo) bool { return true }),
-		waiting: map[meta.DeviceID][2]int{}, away: map[meta.DeviceID]bool{},
+		waiting: map[meta.DeviceID][kinds]int{}, away: map[meta.DeviceID]bool{},
 	}
 	draining := map[meta.DeviceID]bool{}
 	for i := range p.devices {
@@ -117,10 +138,12 @@ func (p *tierPlan) waits(t *meta.TaskInfo) {
 	n := p.waiting[t.Device]
 	switch t.Kind {
 	case meta.TaskDemote:
-		n[0]++
+		n[demotions]++
 		p.demoting += uint64(t.Total - t.Done)
 	case meta.TaskDrain:
-		n[1]++
+		n[drains]++
+	case meta.TaskRepair:
+		n[repairs]++
 	default:
 	}
 	p.waiting[t.Device] = n
@@ -131,7 +154,13 @@ func (m *Master) taskEnded(t *meta.TaskInfo, now int64) {
 	if t.Kind == meta.TaskDemote {
 		m.n.DemotedBytes.Add(t.Bytes)
 	}
-	if t.State != meta.TaskFinished || t.Copied > 0 || t.Failed == 0 {
+	if t.State != meta.TaskFinished || t.Copied > 0 {
+		return
+	}
+	if t.Failed == 0 {
+		if t.Kind == meta.TaskRepair { // what was not to be copied may be planned again at once
+			m.tiering.paused[t.Device] = now + int64(repairRest)
+		}
 		return
 	}
 	m.cfg.Logger.Warn("nothing of a task could be copied: no more for a while", slog.Uint64("task", uint64(t.ID)),
@@ -141,7 +170,7 @@ func (m *Master) taskEnded(t *meta.TaskInfo, now int64) {
 
 // takes reports whether a device can be given another task, of those that waiting counts at index kind.
 func (p *tierPlan) takes(to *target, kind int) bool {
-	return p.waiting[to.ID][kind] < maxTasksPerTarget && p.m.tiering.paused[to.ID] <= p.now
+	return p.waiting[to.ID][kind] < maxWaiting[kind] && p.m.tiering.paused[to.ID] <= p.now
 }
 
 // demote copies the cold end of a device below, if it is used above the watermark. It returns nil if there is nothing to do.
@@ -155,7 +184,7 @@ func (p *tierPlan) demote(d *meta.DeviceInfo) meta.Command {
 	}
 	var below []*target
 	for _, to := range p.targets {
-		if tierRank(to.Tier) > tierRank(d.Tier) && p.takes(to, 0) && p.reaches(to, d) {
+		if tierRank(to.Tier) > tierRank(d.Tier) && p.takes(to, demotions) && p.reaches(to, d) {
 			below = append(below, to)
 		}
 	}
@@ -213,7 +242,7 @@ func (p *tierPlan) drain(d *meta.DeviceInfo) meta.Command {
 	}
 	var free []*target
 	for _, to := range p.targets {
-		if p.takes(to, 1) && p.reaches(to, d) {
+		if p.takes(to, drains) && p.reaches(to, d) {
 			free = append(free, to)
 		}
 	}

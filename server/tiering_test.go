@@ -21,7 +21,7 @@ func (r *rig) work(d time.Duration, c *testClient, nodes ...*testNode) {
 			n.call(protocol.TypeHeartbeat, protocol.AppendEmpty(nil))
 			for _, task := range n.tasks(0).Tasks {
 				if next[n] == 0 {
-					pages[n] = n.region(8)
+					pages[n] = n.region(min(8, n.attach.Size/testPage-1))
 				}
 				n.carryOut(pages[n], next[n], &task)
 				next[n] += task.Total

@@ -171,7 +171,7 @@ func (c *client) store(p *proc, ss *csession, t run, op *operation, v stamp, n i
 			return false, true, nil
 		}
 		if len(c.s.mix.nodes) > 0 {
-			entry.Checksum = v.sum()
+			entry.Checksum, entry.Replicas = v.sum(), c.rng.Uint64N(4)
 		}
 		entry.RegionID, entry.Epoch, entry.KVOffset = t.r.id, t.r.epoch, uint64(t.page)*pageSize
 		entry.KVLength = uint64(n-1)*pageSize + 1 + c.rng.Uint64N(pageSize)

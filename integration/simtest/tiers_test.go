@@ -65,7 +65,7 @@ func (n *node) attach(p *proc, x *clientConn, ss *csession) bool {
 	c, d := n.c, n.d
 	for range 3 {
 		req := &protocol.AttachRequest{
-			UUID: d.uuid, Node: "host", Tier: d.tier, Coherence: "hardware", Size: d.size, DataOffset: headerSpan, Align: pageSize,
+			UUID: d.uuid, Node: "host of " + d.uuid, Tier: d.tier, Coherence: "hardware", Size: d.size, DataOffset: headerSpan, Align: pageSize,
 			Volatile: d.tier == tierDRAM, BootID: hostBoot, Generation: d.mem.generation,
 			Ready: n.id != 0 && d.mem.generation != 0, Endpoint: protocol.Endpoint{Engine: fmt.Sprintf("%032x", c.pid), Buffer: 1},
 		}
