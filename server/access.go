@@ -292,8 +292,8 @@ func (m *Master) fenced(c *Client, h protocol.Header, payload, out []byte) []byt
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	f := m.fences[meta.RegionID(req.RegionID)]
-	if _, home := m.homeOf(meta.DeviceID(min(req.Device, maxDeviceID))); home == 0 || home != c.session() {
-		return m.refuse(out, h, &errNoHome)
+	if f := m.attachedBy(meta.DeviceID(min(req.Device, maxDeviceID)), c.session()); f != nil {
+		return m.refuse(out, h, f)
 	}
 	if f == nil || f.epoch != req.Epoch || uint64(f.device) != req.Device {
 		return appendSuccess(out, h, false) // it has been settled

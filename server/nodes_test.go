@@ -414,6 +414,45 @@ func TestMastersOwnDevicesCanBeExposed(t *testing.T) {
 	require.Equal(t, meta.DeviceServing, r.deviceInfo(1).Mode, "the device does not")
 }
 
+// TestANewLeaderDoesNotRefuseWhoHasYetToAttach: who serves a device of the masters' own is in the leader's memory alone.
+func TestANewLeaderDoesNotRefuseWhoHasYetToAttach(t *testing.T) {
+	r := newTierRig(t)
+	r.device(8)
+	n := r.node("n", "cxl", "9", 8)
+	n.attach = protocol.AttachRequest{
+		UUID: "00112233445566778899aabbccddeeff", Expose: true, Generation: 7, Endpoint: protocol.Endpoint{Engine: "e"},
+	}
+	n.serve()
+	c := r.remote("c", "h2")
+	r.do(&meta.AddTask{TaskKind: meta.TaskCopy, Device: 1, Items: []meta.Victim{{}}})
+	task := n.tasks(0).Tasks[0]
+	r.m.OnLeadership(false, 0)
+	r.elect()
+	calls := func(by *testClient) (codes []protocol.Code) {
+		done := protocol.TaskDoneRequest{Mutation: by.next(), Task: task.ID, Done: 1, Skipped: 1}
+		var tasks protocol.TasksReply
+		require.NoError(t, tasks.Decode(by.call(protocol.TypeTasks, (&protocol.TasksRequest{Device: 1}).Append(nil))))
+		codes = append(codes, tasks.Code)
+		for _, b := range [][]byte{
+			by.call(protocol.TypeFenced, (&protocol.FencedRequest{Device: 1, RegionID: 9}).Append(nil)),
+			by.call(protocol.TypeTaskDone, done.Append(nil)),
+		} {
+			var reply protocol.SuccessReply
+			require.NoError(t, reply.Decode(b))
+			codes = append(codes, reply.Code)
+		}
+		return codes
+	}
+	for _, code := range calls(n.testClient) {
+		require.True(t, code.Retryable(), "%v", code)
+	}
+	n.serve()
+	require.Equal(t, []protocol.Code{0, 0, 0}, calls(n.testClient))
+	for _, code := range calls(c) {
+		require.Equal(t, protocol.CodeForbidden, code)
+	}
+}
+
 func (c *testClient) access(r protocol.Region) uint32 {
 	req := protocol.AccessRequest{RegionID: r.RegionID, Epoch: r.Epoch}
 	return c.send(protocol.TypeAccess, req.Append(nil))

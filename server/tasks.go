@@ -36,17 +36,30 @@ func (m *Master) isHome(s *session, id meta.DeviceID) *protocol.Error {
 	switch {
 	case !ok:
 		return &protocol.Error{Code: protocol.CodeNotFound, Message: "there is no such device"}
-	case s == nil:
+	case s == nil || !s.home:
 		return &errNoHome
 	case d.Home == s.instance:
 		return nil
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if h := m.nodes.of(id); h == nil || h.session != s.id {
+	return m.attachedBy(id, s.id)
+}
+
+// attachedBy returns an error unless a session has attached a device in this term. As long as nobody has, it may be that a
+// new leader has not been told yet. The caller holds mu.
+func (m *Master) attachedBy(id meta.DeviceID, session meta.SessionID) *protocol.Error {
+	switch h := m.nodes.of(id); {
+	case h == nil:
+		return &errNotAttached
+	case h.session != session:
 		return &errNoHome
 	}
 	return nil
+}
+
+var errNotAttached = protocol.Error{
+	Code: protocol.CodeUnavailable, RetryAfterMS: 100, Message: "nobody has attached the device since the leader was elected: retry",
 }
 
 // tasks serves TASKS.
