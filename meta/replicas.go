@@ -2,6 +2,7 @@ package meta
 
 import (
 	"math/bits"
+	"slices"
 
 	"larder/protocol"
 )
@@ -142,12 +143,7 @@ func (m *Machine) Replicas(s Slot) int { return max(int(m.table.at(s).want), 1) 
 // moment, each once.
 func (m *Machine) KeptOn(s Slot, nodes []string) []string {
 	m.locations(m.table.at(s), func(_ placeID, r *region, _ uint64) bool {
-		for _, n := range nodes {
-			if n == r.device.Node {
-				return true
-			}
-		}
-		if r.sound() {
+		if r.sound() && !slices.Contains(nodes, r.device.Node) {
 			nodes = append(nodes, r.device.Node)
 		}
 		return true
