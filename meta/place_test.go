@@ -323,14 +323,14 @@ func TestDemotion(t *testing.T) {
 	for i := range 6 {
 		p.put(fmt.Sprint("k", i), i)
 	}
-	v := p.m.PlanDemote(1, 2, 3*page, 100)
+	v := p.m.PlanDemote(1, 2, 3*page, 100, 0)
 	require.Equal(t, []Slot{p.slot("k0"), p.slot("k1"), p.slot("k2")}, []Slot{v[0].Slot, v[1].Slot, v[2].Slot})
 	code, body := p.apply(Header{}, &AddTask{TaskKind: TaskDemote, Device: 2, Items: v})
 	require.Zero(t, code)
 	task, err := DecodeCount(body)
 	require.NoError(t, err)
 	id := TaskID(task.Count)
-	require.Equal(t, p.slot("k3"), p.m.PlanDemote(1, 2, 1, 100)[0].Slot)
+	require.Equal(t, p.slot("k3"), p.m.PlanDemote(1, 2, 1, 100, 0)[0].Slot)
 	require.Zero(t, p.copy("k1", 0, 0))
 	live := 0
 	p.m.TaskItems(id, 0, func(_ int, _ Victim, ok bool) bool { live += int(b2u(ok)); return true })
@@ -516,4 +516,40 @@ func TestAHomeInheritsFromItsLastSession(t *testing.T) {
 	require.Equal(t, RegionOrphaned, first.State)
 	code, _ := p.apply(Header{}, &FencedRegion{Region: first.ID, Epoch: first.Epoch})
 	require.Zero(t, code)
+}
+
+// Clients that share a device share what is demoted, too, by how much they have there. What one has no use for is others'.
+func TestDemotionIsShared(t *testing.T) {
+	p := newTiered(t)
+	d := p.device(32 * page)
+	put := func(name string, n int) {
+		id := p.open(name)
+		_, at := p.alloc(id, &protocol.AllocRequest{Size: uint64(n) * page, PageSize: page, Device: uint64(d)})
+		for i := range n {
+			require.True(t, p.register(id, nil, entryAt(fmt.Sprint(name, i), at, i))[0].New)
+		}
+	}
+	put("a", 12)
+	put("b", 6)
+	put("c", 2)
+	plan := func(goal uint64, limit int, turn uint64) map[string]int {
+		got := map[string]int{}
+		for _, v := range p.m.PlanDemote(d, 2, goal*page, limit, turn) {
+			got[string(p.m.Key(v.Slot)[:1])]++
+		}
+		return got
+	}
+	for turn := range uint64(5) {
+		require.Equal(t, map[string]int{"a": 6, "b": 3, "c": 1}, plan(10, 100, turn))
+		require.Equal(t, map[string]int{"a": 6, "b": 3, "c": 1}, plan(100, 10, turn))
+		require.Equal(t, map[string]int{"a": 12, "b": 6, "c": 2}, plan(100, 100, turn))
+		require.Equal(t, map[string]int{string("abc"[turn%3]): 1}, plan(100, 1, turn), "none is passed over for ever")
+	}
+	var items []Victim
+	for i := range 12 {
+		slot := p.slot(fmt.Sprint("a", i))
+		items = append(items, Victim{slot, p.m.Birth(slot)})
+	}
+	p.apply(Header{}, &AddTask{TaskKind: TaskDemote, Device: 2, Items: items})
+	require.Equal(t, map[string]int{"b": 5, "c": 1}, plan(6, 100, 0), "what one has no use for goes to others")
 }

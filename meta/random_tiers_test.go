@@ -148,7 +148,7 @@ func (g *generator) tiers() {
 		}
 		g.openHome(h)
 	case 2:
-		items := append(p.m.PlanDemote(DeviceID(1+g.r.IntN(3)), d.ID, 4*page, 3), p.m.PlanDrain(DeviceID(1+g.r.IntN(5)), 2)...)
+		items := append(p.m.PlanDemote(DeviceID(1+g.r.IntN(3)), d.ID, 4*page, 3, g.r.Uint64()), p.m.PlanDrain(DeviceID(1+g.r.IntN(5)), 2)...)
 		p.apply(Header{}, &AddTask{TaskKind: TaskKind(g.r.IntN(6)), Device: d.ID, MoveFrom: DeviceID(g.r.IntN(3)), Items: items})
 	case 3, 4:
 		for _, x := range p.m.Tasks() {

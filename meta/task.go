@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"slices"
 
-	"larder/meta/policy"
 	"larder/protocol"
 )
 
@@ -246,81 +245,6 @@ func (m *Machine) TaskItems(id TaskID, i int, fn func(i int, v Victim, live bool
 			return
 		}
 	}
-}
-
-// demoteWindow is how far from the cold end of a partition candidates for demotion are looked for: beyond it, what is
-// copied now would be used again before it is evicted.
-const demoteWindow = 4096
-
-// PlanDemote names entries with their primaries on a device, the coldest of each partition, that have no copy in the tier
-// of another device or a slower one, and that no task copies already: at most limit, and about goal bytes. It names none
-// if half of the other device holds copies already: more would only push each other out. It changes nothing.
-func (m *Machine) PlanDemote(from, to DeviceID, goal uint64, limit int) (victims []Victim) {
-	src, dst := m.devices[from], m.devices[to]
-	if src == nil || dst == nil || src == dst || dst.mode != DeviceServing || dst.draining {
-		return nil
-	}
-	if m.copyBytes(dst) >= dst.room()/2 {
-		return nil
-	}
-	got := uint64(0)
-	for _, s := range m.sortedSessions() {
-		for _, p := range s.parts {
-			if !p.on(src) {
-				continue
-			}
-			walked := 0
-			p.victims(m.head.now, func(slot Slot) policy.Verdict {
-				x := m.table.at(slot)
-				if m.regionOf(x).device == src && m.demotes(slot, x, dst) {
-					victims = append(victims, Victim{slot, x.birth})
-					got += uint64(x.length)
-				}
-				if walked++; walked >= demoteWindow || got >= goal || len(victims) >= limit {
-					return policy.Stop
-				}
-				return policy.Skip
-			})
-			if got >= goal || len(victims) >= limit {
-				return victims
-			}
-		}
-	}
-	return victims
-}
-
-// on reports whether a partition's session has regions of its page size on a device.
-func (p *partition) on(d *device) bool {
-	for _, r := range p.session.regions {
-		if r.device == d && r.pageSize == p.pageSize {
-			return true
-		}
-	}
-	return false
-}
-
-// demotes reports whether an entry should be copied to a device: it may be served, nothing copies it yet, and no copy of it
-// is in as slow a tier.
-func (m *Machine) demotes(slot Slot, x *entry, to *device) bool {
-	if m.tasked[slot] != 0 || !m.alive(x) || m.copies(x) >= protocol.MaxCopies {
-		return false
-	}
-	for p := m.firstCopy(x); p != 0; p = m.places.at(p).next {
-		if r := m.placeRegion(m.places.at(p)); r.sound() && r.rank() >= tierRank(to.Tier) {
-			return false
-		}
-	}
-	return true
-}
-
-// copyBytes is how much of a device holds copies of entries whose primaries lie elsewhere.
-func (m *Machine) copyBytes(d *device) (n uint64) {
-	for _, r := range m.regionList {
-		if r.device == d {
-			n += r.copyBytes
-		}
-	}
-	return n
 }
 
 // PlanDrain names entries with a location on a device that no task copies yet and that no pin keeps there, at most limit.

@@ -35,6 +35,7 @@ type tiering struct {
 	turn     meta.DeviceID
 	paused   map[meta.DeviceID]int64  // targets: until when
 	rests    map[meta.DeviceID]int64  // sources of demotions: until when
+	looks    uint64                   // for what is to be demoted
 	ended    map[meta.TaskID]struct{} // tasks whose end has been seen; nil = this leader has not looked yet
 	repairAt meta.Slot                // the next entry to look at of those that lie on too few nodes
 	resting  int64                    // until when none is looked for
@@ -182,6 +183,7 @@ func (p *tierPlan) demote(d *meta.DeviceInfo) meta.Command {
 	if goal = min(goal, p.uncopied(d)); goal == 0 {
 		return nil
 	}
+	p.m.tiering.looks++
 	var below []*target
 	for _, to := range p.targets {
 		if tierRank(to.Tier) > tierRank(d.Tier) && p.takes(to, demotions) && p.reaches(to, d) {
@@ -190,7 +192,7 @@ func (p *tierPlan) demote(d *meta.DeviceInfo) meta.Command {
 	}
 	firstWith(below, func(to *target) bool { return to.Node == d.Node }) // its bytes need not travel
 	for _, to := range below {
-		if items := p.m.machine.PlanDemote(d.ID, to.ID, goal, meta.MaxTaskItems); len(items) > 0 {
+		if items := p.m.machine.PlanDemote(d.ID, to.ID, goal, meta.MaxTaskItems, p.m.tiering.looks); len(items) > 0 {
 			return &meta.AddTask{TaskKind: meta.TaskDemote, Device: to.ID, Items: items}
 		}
 	}

@@ -193,7 +193,7 @@ func (g *generator) task(d meta.DeviceInfo) meta.Command {
 	c := &meta.AddTask{TaskKind: meta.TaskKind(1 + g.IntN(4)), Device: d.ID, MoveFrom: meta.DeviceID(g.IntN(4))}
 	switch g.IntN(4) {
 	case 0:
-		c.Items = g.p.m.PlanDemote(meta.DeviceID(1+g.IntN(4)), d.ID, 8*page, 1+g.IntN(4))
+		c.Items = g.p.m.PlanDemote(meta.DeviceID(1+g.IntN(4)), d.ID, 8*page, 1+g.IntN(4), g.Uint64())
 	case 1:
 		c.Items = g.p.m.PlanDrain(meta.DeviceID(1+g.IntN(6)), 1+g.IntN(4))
 	default:
