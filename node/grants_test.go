@@ -3,8 +3,10 @@ package node
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -195,4 +197,42 @@ func TestGrantsAndFencesAtOnce(t *testing.T) {
 	for _, b := range r.buffers {
 		require.True(t, b.retired)
 	}
+}
+
+// TestStatusDuringAGrant: who looks at a device while a region is being registered holds nothing that the other one needs.
+func TestStatusDuringAGrant(t *testing.T) {
+	n, err := New(Config{Masters: []string{"fake:1"}, DRAM: 4 << 20})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, n.Close()) }()
+	d := n.devices[0]
+	r := &registry{}
+	d.grants = newGrants(func(offset, length uint64) (buffer, protocol.Endpoint, error) {
+		looking := make(chan struct{})
+		go func() {
+			close(looking)
+			d.status()
+		}()
+		<-looking
+		for range 100 {
+			runtime.Gosched()
+			d.number()
+		}
+		return r.register(offset, length)
+	})
+	ended := make(chan error, 1)
+	go func() {
+		var err error
+		for i := range uint64(100) {
+			_, e := d.grants.grant(t.Context(), push(i+1, 1, i*100))
+			err = errors.Join(err, e)
+		}
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		require.NoError(t, err)
+	case <-time.After(patience):
+		require.Fail(t, "a grant and a status wait for each other")
+	}
+	require.Equal(t, 100, d.status().Granted)
 }

@@ -166,6 +166,18 @@ func (n *Node) Status() Status {
 }
 
 func (d *device) status() DeviceStatus {
+	s, g := d.present()
+	if m, ok := d.medium.(storeStats); ok {
+		s.Store = m.stats()
+	}
+	if g != nil {
+		s.Granted, s.Retiring = g.count() // without d.mu: who grants a region holds the grants, and asks the device
+	}
+	return s
+}
+
+// present is the status without what others than the device know, and its grants.
+func (d *device) present() (DeviceStatus, *grants) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	c := &d.counts
@@ -175,14 +187,8 @@ func (d *device) status() DeviceStatus {
 		Fences: c.fenced.Load(), Leaked: c.leaked.Load(), Copied: c.copied.Load(), Skipped: c.skipped.Load(),
 		FailedCopies: c.failedCopies.Load(), CopiedBytes: c.copiedBytes.Load(),
 	}
-	if m, ok := d.medium.(storeStats); ok {
-		s.Store = m.stats()
-	}
 	if d.why != nil {
 		s.Why = d.why.Error()
 	}
-	if d.grants != nil {
-		s.Granted, s.Retiring = d.grants.count()
-	}
-	return s
+	return s, d.grants
 }
