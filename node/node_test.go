@@ -225,6 +225,39 @@ func TestContentThatNobodyKnowsIsDropped(t *testing.T) {
 	require.ErrorIs(t, err, transfer.ErrMissing)
 }
 
+// TestStoreThatLostContentSaysSo: what the log of a store has lost would stay in the index for ever, and be missed by each
+// reader, if the leader did not hear of it.
+func TestStoreThatLostContentSaysSo(t *testing.T) {
+	m := newMasters(t)
+	cfg := Config{SSD: []SSD{{Dir: filepath.Join(t.TempDir(), "ssd"), Size: 16 * mib}}}
+	n, stop := m.start(cfg)
+	before := ready(t, n).Devices[0]
+	d, p := m.device(""), newPeer(t)
+	w, err := grantOf(t, m.last(), &d, 1, 7, region, mib)
+	require.NoError(t, err)
+	for i := range uint64(3) {
+		require.NoError(t, p.do(transfer.Write, &w, region+i*4096, []byte("lost")))
+	}
+	m.mu.Lock()
+	m.devices[before.UUID].fresh = false
+	m.mu.Unlock()
+	require.NoError(t, stop())
+	f, err := os.OpenFile(filepath.Join(cfg.SSD[0].Dir, "0000.segment"), os.O_RDWR, 0)
+	require.NoError(t, err)
+	for _, block := range []int64{2, 6} { // the header of the second write, and the footer
+		_, err = f.WriteAt(make([]byte, 4096), block*4096)
+		require.NoError(t, err)
+	}
+	require.NoError(t, f.Close())
+	n, _ = m.start(cfg)
+	after := ready(t, n).Devices[0]
+	require.Equal(t, before.UUID, after.UUID)
+	require.NotEqual(t, before.Generation, after.Generation)
+	d = m.device("")
+	_, err = p.read(&d.ready.Endpoint, region+2*4096, 4)
+	require.ErrorIs(t, err, transfer.ErrMissing, "also what was not lost: nobody knows of it")
+}
+
 // retire has the leader give a device another generation.
 func (m *masters) retire(uuid string) uint64 {
 	m.mu.Lock()

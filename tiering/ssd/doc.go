@@ -23,10 +23,11 @@
 //
 // One group at a time is under way. The log is read in the order of its groups, and later records replace earlier ones.
 // Groups of a segment follow each other in sequence: a hole says that durable ones are lost. What they replaced or
-// discarded is not known, so everything older is dropped (the floor). The end of the newest segment is where no header
-// follows; a record of the very last group whose payload is not whole counts as a discard, or, if compaction was
-// copying it, as not written. What rots in that group's header, both copies of it, before the next is written cannot be
-// told from a write that never landed; elsewhere rot is a miss at most.
+// discarded is not known, so everything older is dropped (the floor), and the generation is 0 from then on, until the
+// store is given another: content that somebody was told is durable is gone. The end of the newest segment is where no
+// header follows, which costs nothing that was acknowledged; a record of the very last group whose payload is not whole
+// counts as a discard, or, if compaction was copying it, as not written. What rots in that group's header, both copies
+// of it, before the next is written cannot be told from a write that never landed; elsewhere rot is a miss at most.
 //
 // # Compaction
 //

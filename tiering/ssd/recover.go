@@ -99,6 +99,9 @@ func (s *Store) load() (err error) {
 	s.stats.free.Store(int64(len(s.w.free)))
 	s.stats.used.Store(int64(len(s.segments) - len(s.w.free)))
 	if torn || changed {
+		if err := s.flush(); err != nil { // the superblock will say that what was read is durable
+			return err
+		}
 		return s.writeSuper()
 	}
 	return nil
@@ -206,10 +209,12 @@ func (s *Store) replay() (changed bool, err error) {
 		}
 		got := s.readLog(slot, *t)
 		if got.lost != 0 && got.lost >= w.sb.floor {
-			// What is missing may have replaced or discarded anything older.
+			// What is missing was acknowledged, and may have replaced or discarded anything older. Who keeps an index of
+			// what lies here hears of it by the generation, also if this process does not come so far as to tell.
 			s.stats.lost.Add(1)
-			s.o.Logger.Warn("a part of the SSD store's log is lost: all that is older is dropped")
+			s.o.Logger.Error("a part of the SSD store's log is lost, and with it all that is older: its generation is over")
 			s.index.reset()
+			w.sb.generation = 0
 			w.sb.floor = got.lost + 1
 			t.footer, t.records = 0, 0
 			changed = true

@@ -428,7 +428,7 @@ func (s *Store) onWriter(ctx context.Context, f func() error) error {
 	}
 }
 
-// Generation is what the superblock says.
+// Generation is what the superblock says; 0 if content was lost since it was set, by more than a record.
 func (s *Store) Generation() uint64 { return s.stats.generation.Load() }
 
 // Identity is what the store was made with: the uuid of the device, and the id of its pool.

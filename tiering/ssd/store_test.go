@@ -277,6 +277,7 @@ func TestTornTail(t *testing.T) {
 		copy(torn.files[name].now, after.files[name].now[:from+cut])
 		s, err := Open("", func() Options { o := o; o.fs = torn; return o }())
 		require.NoError(t, err)
+		require.EqualValues(t, 9, s.Generation(), "nothing is missing that was acknowledged")
 		requireRead(t, s, 0, first[:100])
 		requireRead(t, s, 150, first[150:])
 		require.ErrorIs(t, s.Read(t.Context(), 120, make([]byte, 1)), ErrNotFound)
@@ -398,6 +399,7 @@ func TestLostHeader(t *testing.T) {
 	clear(disk.files["0000.segment"].now[5*block : 6*block])
 	for range 3 {
 		s = open(t, o)
+		require.Zero(t, s.Generation(), "whoever has an index of this store is told")
 		require.ErrorIs(t, s.Read(t.Context(), 0, make([]byte, 1)), ErrNotFound, "its discard is what was lost")
 		requireRead(t, s, 8192, random(2, 4096))
 		require.NoError(t, s.Close())
