@@ -38,3 +38,12 @@ func millis(ms uint64) int64 {
 	const day = 24 * 60 * 60 * 1000
 	return int64(min(ms, day)) * int64(time.Millisecond)
 }
+
+// timeLeft is how much of d is left when ctx is over by then: d if ctx has no deadline, and 0 if that has passed. A
+// context's deadline is a wall-clock time.
+func timeLeft(ctx context.Context, d time.Duration) time.Duration {
+	if end, has := ctx.Deadline(); has {
+		d = min(d, max(time.Until(end), 0)) //nolint:forbidigo // see above
+	}
+	return d
+}

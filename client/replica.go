@@ -13,7 +13,8 @@ import (
 // by an operator's doing, or by eviction.
 const secondPause = 5 * time.Second
 
-// secondWait is how long a store waits for such memory: it is better off without a replica than late.
+// secondWait is how long stores wait for such memory, from when it was asked for, and never longer than half of the time
+// that they have: one is better off without a replica than late.
 const secondWait = 500 * time.Millisecond
 
 // secondRegions bounds what a batch asks for at once for its replicas, in regions.
@@ -25,9 +26,10 @@ func WithReplicas(n int) StoreOption { return func(a *Attrs) { a.Replicas = n } 
 
 // seconds is what is known of memory for replicas: of Config.WriteThrough, and of other nodes.
 type seconds struct {
-	mu    sync.Mutex // held by who asks for some
-	asked [2]int64   // when it was asked for last, on Config.Clock
-	none  [2]int64   // until when it is not asked for, since there was none
+	mu    sync.Mutex
+	begun [2]int64         // when it was asked for last, on Config.Clock
+	ended [2]chan struct{} // closed when what became of that is known; nil if nobody asks
+	none  [2]int64         // until when it is not asked for, since there was none
 }
 
 // extra is a run for one more location of an item that is being stored.
@@ -68,15 +70,17 @@ func (c *Client) replicates(items []Item) bool {
 }
 
 // replicate finds pages for the replicas of the items that are about to be written: first what is free, then what one
-// REQUEST_ALLOC of each kind brings. What does not find any is stored without.
+// REQUEST_ALLOC of each kind brings, if that comes soon. What does not find any is stored without.
 func (op *storeOp) replicate(ctx context.Context, s *session) {
 	c := op.c
+	ctx, cancel := context.WithTimeout(ctx, timeLeft(ctx, 2*secondWait)/2)
+	defer cancel()
 	for step := 1; step <= protocol.MaxCopies; step++ {
 		short := op.takeExtras(step)
 		if short.pages == 0 {
 			continue
 		}
-		if c.askSecond(ctx, s, c.through(step), &short) {
+		if c.askSecond(ctx, s, c.through(step), short) {
 			op.takeExtras(step)
 		}
 	}
@@ -159,22 +163,44 @@ func (op *storeOp) putExtras() {
 	op.extras = op.extras[:0]
 }
 
-// askSecond asks for a region for replicas, once for all who wait for one. It reports whether there may be one now. It
-// takes free space alone: a store is not worth less than another's replica.
-func (c *Client) askSecond(ctx context.Context, s *session, through bool, short *shortage) bool {
+// askSecond has a region for replicas asked for, in the background and once for all who wait for one. It reports whether
+// there may be one now. Those who come while a node takes its time wait no longer than the first.
+func (c *Client) askSecond(ctx context.Context, s *session, through bool, short shortage) bool {
 	kind, q := 0, &c.seconds
 	if through {
 		kind, short.avoid = 1, nil
 	}
-	came := c.cfg.Clock()
 	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.asked[kind] > came {
-		return true // while this one waited
-	}
-	if came < q.none[kind] {
+	now, ended := c.cfg.Clock(), q.ended[kind]
+	switch {
+	case now < q.none[kind]:
+		q.mu.Unlock()
 		return false
+	case ended == nil:
+		ended = make(chan struct{})
+		q.begun[kind], q.ended[kind] = now, ended
+		if !c.spawn(func() { c.findSecond(s, kind, short) }) {
+			close(ended)
+			q.ended[kind] = nil
+		}
 	}
+	left := time.Duration(q.begun[kind] + secondWait.Nanoseconds() - now)
+	q.mu.Unlock()
+	ready, stop := wake(left)
+	defer stop()
+	select {
+	case <-ended:
+		return true
+	case <-ready:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// findSecond asks for a region for replicas of a kind. It takes free space alone: a store is not worth less than another's
+// replica.
+func (c *Client) findSecond(s *session, kind int, short shortage) {
+	through, q := kind == 1, &c.seconds
 	m := &allocMsg{req: protocol.AllocRequest{
 		InstanceID: c.cfg.Instance, PageSize: c.cfg.PageSize, RunPages: short.longest, Tier: c.cfg.Tier, TimeoutMS: 1,
 		Size:  max(min(short.pages*c.cfg.PageSize, secondRegions*c.cfg.RegionSize), short.longest*c.cfg.PageSize, c.cfg.RegionSize),
@@ -192,20 +218,20 @@ func (c *Client) askSecond(ctx context.Context, s *session, through bool, short 
 		c.pool.told()
 	}
 	c.pool.asks()
-	ctx, cancel := context.WithTimeout(ctx, secondWait)
-	defer cancel()
-	err := c.mutate(ctx, s, protocol.TypeRequestAlloc, m, 0)
+	err := c.mutate(c.life, s, protocol.TypeRequestAlloc, m, 0)
 	if err == nil {
 		err = c.takeSecond(s, through, &m.rep, short.avoid)
 	}
 	if !m.left {
 		c.pool.told()
 	}
-	q.asked[kind] = c.cfg.Clock()
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	if err != nil {
-		q.none[kind] = q.asked[kind] + secondPause.Nanoseconds()
+		q.none[kind] = c.cfg.Clock() + secondPause.Nanoseconds()
 	}
-	return err == nil
+	close(q.ended[kind])
+	q.ended[kind] = nil
 }
 
 // takeSecond takes a region for replicas into the books, and gives it back if it is not where it was asked for.

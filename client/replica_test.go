@@ -1,8 +1,10 @@
 package client
 
 import (
+	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -152,4 +154,46 @@ func TestWhatAnAllocStoresHasReplicas(t *testing.T) {
 			require.Equal(t, 16-4, c.Stats().FreePages)
 		})
 	}
+}
+
+// A node that is asked for memory for replicas and cannot be reached costs stores a moment, and none of them fails for it.
+func TestStoresDoNotWaitForTheMemoryOfReplicas(t *testing.T) {
+	f := newFake(t, 256*4096, 1)
+	n := f.addNode(t, "dram", 1<<20)
+	f.do(func() { n.hidden = true })
+	c := f.open(t, func(cfg *Config) { cfg.Replicas, cfg.RegionSize = 2, 64*4096 })
+	ctx, cancel := context.WithTimeout(t.Context(), deviceWait-time.Second)
+	defer cancel()
+	for i := range 30 {
+		key := fmt.Sprint("k", i)
+		_, err := c.Put(ctx, []byte(key), value(key, 4096))
+		require.NoError(t, err)
+		require.Equal(t, []uint64{1}, f.locations(key))
+	}
+	f.do(func() { n.hidden = false })
+	require.Eventually(t, func() bool {
+		c.pool.mu.Lock()
+		defer c.pool.mu.Unlock()
+		return len(c.pool.seconds) == 1
+	}, 20*time.Second, 5*time.Millisecond, "what came late is of use later")
+	put(t, c, "late", 4096)
+	require.Equal(t, []uint64{1, n.id}, f.locations("late"))
+}
+
+// A store keeps half of its time for itself.
+func TestAStoreWithLittleTimeDoesWithoutReplicas(t *testing.T) {
+	f := newFake(t, 64*4096, 1)
+	c := f.open(t, func(cfg *Config) { cfg.Replicas = 2 })
+	put(t, c, "first", 4096)
+	c.seconds.mu.Lock() // somebody asks, and is not answered
+	c.seconds.none[0], c.seconds.begun[0], c.seconds.ended[0] = 0, c.cfg.Clock(), make(chan struct{})
+	c.seconds.mu.Unlock()
+	op := c.newStore()
+	defer c.freeStore(op)
+	ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
+	defer cancel()
+	op.todo, op.items, op.pages = []int{0}, []Item{{Key: []byte("k")}}, []int{1}
+	op.want.init([][]byte{[]byte("k")}, op.pages)
+	op.replicate(ctx, c.sess.Load())
+	require.NoError(t, ctx.Err())
 }
