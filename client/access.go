@@ -87,8 +87,7 @@ type sending struct {
 	runs  []run // the region of each is counted as being written until settle
 	reqs  []transfer.Request
 	bytes uint64
-	batch *transfer.Batch
-	err   error // why there is no batch
+	flight
 }
 
 // add plans to write a value into a run. It reports false if the region was given up.
@@ -108,21 +107,14 @@ func (o *sending) add(p *pool, t run, value []byte) bool {
 	return true
 }
 
-// run carries the writes out. When it returns all have ended: none reads the callers' memory any more. When ctx is over
-// those end that have not begun.
+// run carries the writes out. When it returns all have ended, or ctx is over and a peer is stuck in the middle of them: it
+// may still be sent bytes of the callers' memory then, which nobody reads.
 func (o *sending) run(ctx context.Context, c *Client) {
 	if len(o.reqs) == 0 {
 		return
 	}
-	if o.batch, o.err = c.devices.carrier.submit(o.reqs, c.transferTime(o.bytes)); o.err != nil {
-		return
-	}
-	select {
-	case <-o.batch.Done():
-	case <-ctx.Done():
-		o.batch.Cancel()
-		<-o.batch.Done()
-	}
+	o.flight = c.submit(ctx, o.reqs, o.bytes)
+	o.wait(ctx, windUp)
 }
 
 // fates of a write.
@@ -134,10 +126,8 @@ const (
 
 // fate ends the j-th write.
 func (o *sending) fate(c *Client, j int) int {
-	t, state, err := o.runs[j], transfer.Failed, o.err
-	if o.batch != nil {
-		state, err = o.batch.Status(j)
-	}
+	t := o.runs[j]
+	state, err := o.status(j)
 	if state == transfer.Unsettled {
 		c.loosen(t, o.batch)
 	}
@@ -147,8 +137,11 @@ func (o *sending) fate(c *Client, j int) int {
 		c.counters.bytesWritten.Add(uint64(len(o.reqs[j].Local)))
 		return written
 	}
-	if !errors.Is(err, transfer.ErrCanceled) {
+	switch {
+	case !errors.Is(err, transfer.ErrCanceled):
 		c.sendFailed(t.r, err)
+	case o.slow():
+		t.r.dev.failed(c.cfg.Clock(), err)
 	}
 	if state == transfer.Unsettled {
 		return loose
@@ -167,7 +160,7 @@ func (o *sending) reset() {
 	}
 	clear(o.runs)
 	clear(o.reqs)
-	o.runs, o.reqs, o.bytes, o.batch, o.err = o.runs[:0], o.reqs[:0], 0, nil, nil
+	o.runs, o.reqs, o.bytes, o.flight = o.runs[:0], o.reqs[:0], 0, flight{}
 }
 
 // loosen takes pages out of use to which a transfer may still write, until it cannot.

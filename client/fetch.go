@@ -15,9 +15,8 @@ type fetch struct {
 	hold  hold
 	reqs  []transfer.Request
 	parts []part
-	batch *transfer.Batch
 	bytes uint64
-	err   error // why there is no batch
+	flight
 }
 
 // part is one read of a fetch.
@@ -45,34 +44,22 @@ func (f *fetch) add(index int, dev *device, r *protocol.LookupResult, sentAt int
 }
 
 // start sends the reads out.
-func (f *fetch) start() {
+func (f *fetch) start(ctx context.Context) {
 	f.c.keep(&f.hold)
-	f.batch, f.err = f.c.devices.carrier.submit(f.reqs, f.c.transferTime(f.bytes))
+	f.flight = f.c.submit(ctx, f.reqs, f.bytes)
 }
 
-// wait returns when all reads have ended, and nothing lands in the callers' memory any more. When ctx is over those end
-// that have not begun.
-func (f *fetch) wait(ctx context.Context) {
-	if f.batch == nil {
-		return
-	}
-	select {
-	case <-f.batch.Done():
-	case <-ctx.Done():
-		f.batch.Cancel()
-		<-f.batch.Done()
-	}
-}
+// wait returns when all reads have ended, and nothing lands in the callers' memory any more.
+func (f *fetch) wait(ctx context.Context) { f.flight.wait(ctx, 0) }
 
 // outcome tells whether the j-th read, which r asked for, brought what was stored.
 func (f *fetch) outcome(j int, r *protocol.LookupResult) int {
-	c, dev, err := f.c, f.parts[j].dev, f.err
-	if f.batch != nil {
-		_, err = f.batch.Status(j)
-	}
-	dst := f.reqs[j].Local
-	switch {
+	c, dev, dst := f.c, f.parts[j].dev, f.reqs[j].Local
+	switch _, err := f.status(j); {
 	case errors.Is(err, transfer.ErrCanceled):
+		if f.slow() {
+			dev.failed(c.cfg.Clock(), err)
+		}
 		return bad
 	case err != nil:
 		c.counters.remoteFaults.Add(1)
@@ -106,7 +93,7 @@ func (c *Client) freeFetch(f *fetch) {
 	}
 	clear(f.parts)
 	clear(f.reqs)
-	f.reqs, f.parts, f.batch, f.bytes, f.err = f.reqs[:0], f.parts[:0], nil, 0, nil
+	f.reqs, f.parts, f.bytes, f.flight = f.reqs[:0], f.parts[:0], 0, flight{}
 	c.fetches.Put(f)
 }
 
@@ -116,7 +103,7 @@ func (c *Client) copyFar(ctx context.Context, dev *device, r *protocol.LookupRes
 	defer c.freeFetch(f)
 	dst = sized(dst, r.KVLength)
 	f.add(0, dev, r, sentAt, dst)
-	f.start()
+	f.start(ctx)
 	f.wait(ctx)
 	return dst, f.outcome(0, r)
 }
@@ -148,7 +135,7 @@ func (c *Client) fetchFar(ctx context.Context, results []protocol.LookupResult, 
 		f.add(i, dev, r, sentAt, dst[i])
 	}
 	if f != nil {
-		f.start()
+		f.start(ctx)
 	}
 	return f
 }

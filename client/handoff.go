@@ -320,19 +320,11 @@ func (c *Client) Send(t Ticket) (*Sender, error) {
 // Launch begins to send layer i. b, which has the layer's size, must not change until Wait has returned.
 func (s *Sender) Launch(i int, b []byte) error {
 	return fail("launch layer", s.ticket.Key, s.launch(i, len(b), func(*layer) error {
-		batch, err := s.c.devices.carrier.submit([]transfer.Request{{
+		f := s.c.submit(s.c.life, []transfer.Request{{
 			Op: transfer.Write, Segment: s.seg.Segment, Buffer: s.ticket.Buffer, Offset: uint64(s.offsets[i]), Local: b, //nolint:gosec // not negative
-		}}, s.c.transferTime(uint64(len(b))))
-		if err != nil {
-			return err
-		}
-		select {
-		case <-batch.Done():
-		case <-s.c.life.Done():
-			batch.Cancel()
-			<-batch.Done()
-		}
-		if _, err := batch.Status(0); err != nil {
+		}}, uint64(len(b)))
+		f.wait(s.c.life, windUp)
+		if _, err := f.status(0); err != nil {
 			return fmt.Errorf("send layer %d: %w", i, err)
 		}
 		s.c.counters.layersSent.Add(1)

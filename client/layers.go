@@ -48,7 +48,7 @@ type layer struct {
 	launched bool
 	done     chan struct{} // closed when err is known
 	err      error
-	batch    *transfer.Batch // that sent it; nil if it was copied
+	batch    *transfer.Batch // that sent it, if it may still land; else nil
 	dst      []byte          // of a LayerReader
 }
 
@@ -202,12 +202,9 @@ func (w *LayerWriter) send(x *layer, offset uint64, b []byte) error {
 	}
 	o.reqs[0].Offset += offset
 	o.run(c.life, c)
-	x.batch = o.batch
-	state, err := transfer.Failed, o.err
-	if o.batch != nil {
-		state, err = o.batch.Status(0)
-	}
+	state, err := o.status(0)
 	if state == transfer.Unsettled {
+		x.batch = o.batch
 		c.loosen(run{r: r}, o.batch) // the region is not given up before; of the pages see giveUp
 	}
 	c.pool.endCopy(r)
@@ -256,9 +253,7 @@ func (w *LayerWriter) giveUp() {
 	var loose []*transfer.Batch
 	for i := range w.all {
 		if b := w.all[i].batch; b != nil {
-			if state, _ := b.Status(0); state == transfer.Unsettled {
-				loose = append(loose, b)
-			}
+			loose = append(loose, b)
 		}
 	}
 	if len(loose) > 0 {

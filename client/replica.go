@@ -101,13 +101,16 @@ func (op *storeOp) takeExtras(step int) (short shortage) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.wakeResting()
+	now := c.cfg.Clock()
 	for k, i := range op.todo {
 		done := func(x extra) bool { return x.k == k && x.step == step }
 		if op.want.found[k] || step >= c.locations(&op.items[i].Attrs) || slices.ContainsFunc(op.extras, done) {
 			continue
 		}
 		n := op.pages[k]
-		t, ok := p.takeWhere(p.seconds, n, func(r *region) bool { return op.suits(k, step, r.dev.id, r.dev.node, r.dev.tier) })
+		t, ok := p.takeWhere(p.seconds, n, func(r *region) bool {
+			return r.dev.avoid.Load() <= now && op.suits(k, step, r.dev.id, r.dev.node, r.dev.tier)
+		})
 		if ok {
 			p.busy += n
 			op.extras = append(op.extras, extra{k, step, t})

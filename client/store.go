@@ -80,6 +80,9 @@ type PutResult struct {
 // It makes room by eviction when it must, and goes on through leader changes, revoked regions and new sessions until
 // ctx is over, or, if that has no deadline, Config.Timeout has passed. When it fails the value may be held or not, but
 // nothing of the client's is lost by that. It does not allocate when it finds a free page.
+//
+// When ctx is over while a node that has stopped answering is being sent the value, Put does not wait for the transfer to
+// be given up: until then, at most twice Config.CallTimeout, value may still be read, though not by anybody who counts on it.
 func (c *Client) Put(ctx context.Context, key, value []byte, opts ...StoreOption) (PutResult, error) {
 	op := c.newStore()
 	defer c.freeStore(op)
@@ -439,6 +442,11 @@ func (op *storeOp) finish(ctx context.Context) {
 		return
 	}
 	c := op.c
+	if _, has := ctx.Deadline(); has && len(op.extras) > 0 {
+		var cancel context.CancelFunc // a replica that takes its time is no reason to have none left for the REGISTER
+		ctx, cancel = context.WithTimeout(ctx, timeLeft(ctx, 2*c.transferTime(op.far.bytes))/2)
+		defer cancel()
+	}
 	op.far.run(ctx, c)
 	for j := range op.entries {
 		x := &op.entries[j]
