@@ -584,22 +584,7 @@ func (op *storeOp) outcome() error {
 		}
 		switch verdict(r) {
 		case held:
-			op.out[i].Stored = r.IsNew
-			if r.IsNew {
-				c.pool.busy -= t.n
-				c.pool.use(*t)
-				*t = run{}
-				if op.of != nil {
-					c.counters.copied.Add(1)
-				} else {
-					c.counters.stored.Add(1)
-				}
-				break
-			}
-			c.counters.deduplicated.Add(1)
-			if len(r.ExistingKey) > 0 && !bytes.Equal(r.ExistingKey, op.items[i].Key) {
-				op.out[i].HeldAs = slices.Clone(r.ExistingKey)
-			}
+			op.holds(t, i, r)
 		case elsewhere:
 			if t.n > 0 && !slices.Contains(lost, t.r) {
 				lost = append(lost, t.r)
@@ -623,6 +608,27 @@ func (op *storeOp) outcome() error {
 		c.disown(r)
 	}
 	return nil
+}
+
+// holds notes that an item is held: in t, if it is new.
+func (op *storeOp) holds(t *run, i int, r *protocol.RegisterResult) {
+	c := op.c
+	op.out[i].Stored = r.IsNew
+	if !r.IsNew {
+		c.counters.deduplicated.Add(1)
+		if len(r.ExistingKey) > 0 && !bytes.Equal(r.ExistingKey, op.items[i].Key) {
+			op.out[i].HeldAs = slices.Clone(r.ExistingKey)
+		}
+		return
+	}
+	c.pool.busy -= t.n
+	c.pool.use(*t)
+	*t = run{}
+	if op.of != nil {
+		c.counters.copied.Add(1)
+	} else {
+		c.counters.stored.Add(1)
+	}
 }
 
 // outcomeOfExtra reads the answer to the registration of a replica. What was refused is done without.
