@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"time"
 
@@ -88,6 +89,9 @@ type sending struct {
 	reqs  []transfer.Request
 	bytes uint64
 	flight
+
+	stopped bool   // a region that it writes to was given up; under pool.mu
+	stop    func() // ends the wait for it; nil if it has not begun; under pool.mu
 }
 
 // add plans to write a value into a run. It reports false if the region was given up.
@@ -99,6 +103,7 @@ func (o *sending) add(p *pool, t run, value []byte) bool {
 		return false
 	}
 	r.copies++
+	p.sends[o] = struct{}{}
 	o.runs = append(o.runs, t)
 	o.reqs = append(o.reqs, transfer.Request{
 		Op: transfer.Write, Segment: r.access.seg.Segment, Buffer: r.access.buffer, Offset: r.access.base + t.offset(), Local: value,
@@ -107,14 +112,38 @@ func (o *sending) add(p *pool, t run, value []byte) bool {
 	return true
 }
 
-// run carries the writes out. When it returns all have ended, or ctx is over and a peer is stuck in the middle of them: it
-// may still be sent bytes of the callers' memory then, which nobody reads.
+// run carries the writes out, until ctx is over or a region of theirs is given up. When it returns all have ended, or a peer
+// is stuck in the middle of them: it may still be sent bytes of the callers' memory then, which nobody reads.
 func (o *sending) run(ctx context.Context, c *Client) {
 	if len(o.reqs) == 0 {
 		return
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	p := c.pool
+	p.mu.Lock()
+	if o.stop = cancel; o.stopped {
+		cancel()
+	}
+	p.mu.Unlock()
 	o.flight = c.submit(ctx, o.reqs, o.bytes)
 	o.wait(ctx, windUp)
+	p.mu.Lock()
+	delete(p.sends, o)
+	o.stop, o.stopped = nil, false
+	p.mu.Unlock()
+}
+
+// halt ends the writes to a region that was given up, and those beside them, which are tried again.
+func (p *pool) halt(r *region) {
+	for o := range p.sends {
+		if !slices.ContainsFunc(o.runs, func(t run) bool { return t.r == r }) {
+			continue
+		}
+		if o.stopped = true; o.stop != nil {
+			o.stop()
+		}
+	}
 }
 
 // fates of a write.

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,7 +24,9 @@ type Client struct {
 	// readers are the goroutines of connections, which end after those that use them.
 	readers sync.WaitGroup
 
-	spawnMu sync.Mutex // orders spawn before the wait of Close
+	spawnMu  sync.Mutex    // orders spawn before the wait of Close
+	ended    chan struct{} // closed when nothing of the client is left
+	shutOnce sync.Once
 
 	sess       atomic.Pointer[session]
 	opening    uint64 // see openingSecret; the connector's
@@ -76,7 +79,7 @@ func Open(ctx context.Context, cfg Config) (*Client, error) {
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	c := &Client{
 		cfg: cfg, life: life, end: end, addrs: cfg.Addrs,
-		needLink: make(chan struct{}, 1), keepNow: make(chan struct{}, 1), linkChanged: make(chan struct{}),
+		ended: make(chan struct{}), needLink: make(chan struct{}, 1), keepNow: make(chan struct{}, 1), linkChanged: make(chan struct{}),
 		devices: newDevices(&cfg), pool: newPool(cfg.Clock), holds: make(map[*hold]struct{}),
 	}
 	c.promotions.queue = make(chan promotion, maxPromotions)
@@ -111,35 +114,57 @@ func Open(ctx context.Context, cfg Config) (*Client, error) {
 // Close returns the client's regions to the pool, where its entries stay readable, ends its session and frees what the
 // client holds. It waits for stores that are writing. Open Allocs fail; open Views stay readable until they are
 // closed. When ctx is over first, or no master answers, it stops without the goodbye, whose error it returns: the pool
-// then finds out by the session's TTL. It may be called again.
+// then finds out by the session's TTL. What is left to free then is freed in the background: another Close waits for it.
 func (c *Client) Close(ctx context.Context) error {
 	if c.life.Err() != nil {
-		return nil
+		select {
+		case <-c.ended:
+			return nil
+		case <-ctx.Done():
+			return fail("close", nil, ctx.Err())
+		}
 	}
 	s := c.sess.Load()
 	c.flushReleases()
 	_, safe := c.pool.retireAll(ErrClosed)
 	var err error
 	if safe {
-		if _, has := ctx.Deadline(); !has {
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, c.cfg.CallTimeout)
-			defer cancel()
-		}
-		err = c.mutate(ctx, s, protocol.TypeGoodbye, new(goodbyeMsg), 0)
-		if errors.Is(err, ErrSessionExpired) {
-			err = nil // it had ended already
-		}
+		err = c.goodbye(ctx, s)
 	}
-	c.shut(ErrClosed)
+	c.stop()
+	go c.shut(ErrClosed)
+	select {
+	case <-c.ended:
+	case <-ctx.Done():
+		err = cmp.Or(err, ctx.Err())
+	}
 	return fail("close", nil, err)
+}
+
+// goodbye ends the session.
+func (c *Client) goodbye(ctx context.Context, s *session) error {
+	if _, has := ctx.Deadline(); !has {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.cfg.CallTimeout)
+		defer cancel()
+	}
+	err := c.mutate(ctx, s, protocol.TypeGoodbye, new(goodbyeMsg), 0)
+	if errors.Is(err, ErrSessionExpired) {
+		return nil // it had ended already
+	}
+	return err
+}
+
+// stop has nothing begin any more.
+func (c *Client) stop() {
+	c.spawnMu.Lock()
+	defer c.spawnMu.Unlock()
+	c.end()
 }
 
 // shut ends the client's goroutines and connections.
 func (c *Client) shut(why error) {
-	c.spawnMu.Lock()
-	c.end()
-	c.spawnMu.Unlock()
+	c.stop()
 	if l := c.link.Load(); l != nil {
 		l.close(why)
 	}
@@ -150,6 +175,7 @@ func (c *Client) shut(why error) {
 	c.readers.Wait()
 	c.pool.retireAll(ErrClosed)
 	c.devices.close()
+	c.shutOnce.Do(func() { close(c.ended) })
 }
 
 // Instance returns the name under which the pool knows this client.

@@ -80,3 +80,67 @@ func TestAReplicaOfANodeThatHangsCostsAStoreHalfOfItsTime(t *testing.T) {
 	_, err = c.Put(ctx, []byte("l"), value("l", 4096))
 	require.NoError(t, err, "it is passed over for a while")
 }
+
+// stuck has a store hang in the middle of a write to a region of n, whose end comes when the test ends.
+func stuck(t *testing.T, n *fakeNode, c *Client) {
+	t.Helper()
+	put(t, c, "first", 4096)
+	n.proxy.freeze()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = c.Put(ctx, []byte("k"), value("k", 4096))
+	}()
+	t.Cleanup(func() {
+		n.proxy.thaw()
+		cancel()
+		<-done
+	})
+	require.Eventually(t, func() bool {
+		c.pool.mu.Lock()
+		defer c.pool.mu.Unlock()
+		return len(c.pool.list) == 1 && c.pool.list[0].copies == 1
+	}, long, time.Millisecond)
+}
+
+// A write that hangs keeps nobody from the next session, and the master from being told that nothing of the last one writes.
+func TestASessionThatEndsDoesNotWaitForWrites(t *testing.T) {
+	f := newFake(t, 16*4096, 1)
+	n := f.addNode(t, "dram", 1<<20)
+	n.first = true
+	n.behindProxy(t)
+	c := f.open(t, func(cfg *Config) { cfg.CallTimeout = long })
+	old := c.Session()
+	stuck(t, n, c)
+	began := time.Now()
+	f.do(func() { f.sessions[old].ended = true })
+	f.masters[0].cut()
+	require.Eventually(t, func() bool { return c.Session() != old }, 2*long, time.Millisecond)
+	require.Less(t, time.Since(began), long/2)
+	var last protocol.HandshakeRequest
+	f.do(func() {
+		for _, s := range f.seen {
+			if s.typ == protocol.TypeHandshake {
+				last = protocol.HandshakeRequest{}
+				require.NoError(t, last.Decode(s.payload))
+			}
+		}
+	})
+	require.Zero(t, last.Replaces, "bytes may still land")
+}
+
+func TestCloseDoesNotWaitForWrites(t *testing.T) {
+	f := newFake(t, 16*4096, 1)
+	n := f.addNode(t, "dram", 1<<20)
+	n.first = true
+	n.behindProxy(t)
+	c := f.open(t, func(cfg *Config) { cfg.CallTimeout = long })
+	stuck(t, n, c)
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	require.Error(t, c.Close(ctx))
+	require.Less(t, time.Since(began), long/2)
+	require.Zero(t, f.count(protocol.TypeGoodbye), "bytes may still land")
+}

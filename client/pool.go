@@ -26,6 +26,7 @@ type pool struct {
 	asking int // REQUEST_ALLOCs whose outcomes are not known yet
 	gone   map[uint64]uint64
 	dying  map[uint64]*region // given up, and perhaps still written to
+	sends  map[*sending]struct{}
 	// doubtful says that pages may count as used that are free. The answer to a REGISTER that was sent again may be older
 	// than the HANDSHAKE before it: an entry that had gone by then was not among the occupied pages, and nothing else will
 	// say that it has gone.
@@ -42,6 +43,7 @@ func newPool(clock func() int64) *pool {
 	return &pool{
 		clock: clock, regions: make(map[uint64]*region), gone: make(map[uint64]uint64),
 		dying: make(map[uint64]*region), kick: make(chan struct{}, 1),
+		sends: make(map[*sending]struct{}),
 	}
 }
 
@@ -258,6 +260,7 @@ func (p *pool) forget(r *region, why error) {
 		p.nfree -= r.free.count
 	}
 	p.resting = slices.DeleteFunc(p.resting, func(q rest) bool { return q.run.r == r })
+	p.halt(r)
 	p.wakeAllocator()
 }
 
