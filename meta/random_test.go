@@ -375,7 +375,7 @@ func FuzzApply(f *testing.F) {
 	p.apply(Header{}, &Retire{Device: 1, Generation: 99, Size: 1, Fenced: true})
 	f.Add(p.log[len(p.log)-1])
 	f.Fuzz(func(t *testing.T, group []byte) {
-		q := newPool(t)
+		q := namesPool(t)
 		q.device(16 * page)
 		a := q.open("a")
 		_, r := q.alloc(a, &protocol.AllocRequest{Size: 8 * page, PageSize: page})

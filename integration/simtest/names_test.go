@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"testing"
 
 	"larder/integration/simtest/model"
 	"larder/meta"
@@ -91,21 +92,25 @@ func (c *client) listNames(p *proc, prefix, key string) *protocol.ListNamesReply
 	if e != nil {
 		return nil
 	}
-	if log != s.log {
-		return rep
+	if log == s.log {
+		s.compareList(log, known, prefix, key, rep)
 	}
-	if rep.Revision < known {
-		s.fail("names", "a list is as of revision %d, after %d was acknowledged", rep.Revision, known)
+	return rep
+}
+
+// compareList compares a list of names with what the log says of that moment, which must not be before what was known.
+func (s *sim) compareList(log *history, known uint64, prefix, key string, rep *protocol.ListNamesReply) {
+	if rep.Revision < known || rep.Revision > log.revision {
+		s.fail("names", "a list is as of revision %d of %d, after %d was acknowledged", rep.Revision, log.revision, known)
 	}
 	want := log.namesAt(rep.Revision, func(k string) bool { return key != "" && k == key || key == "" && strings.HasPrefix(k, prefix) })
 	if len(want) != len(rep.Names) || rep.More {
 		s.fail("names", "a list of %q%q as of revision %d has %d names, and there are %d", prefix, key, rep.Revision, len(rep.Names), len(want))
-		return rep
+		return
 	}
 	for i := range want {
 		s.sameName("list", &want[i], &rep.Names[i])
 	}
-	return rep
 }
 
 // watchNames lists names and then watches them for a while. What it is told must be all that happens, and in that order.
@@ -206,4 +211,52 @@ func (s *sim) compareName(k seqKey, a answer, rest, body []byte) {
 // ofNames reports whether an answer with a code is one that the log has for a change of a name.
 func ofNames(t protocol.Type, code protocol.Code) bool {
 	return (t == protocol.TypePutName || t == protocol.TypeDeleteName) && (code == protocol.CodeConflict || code == protocol.CodeNotFound)
+}
+
+// namesLog is a log that has set a/1, and again, set b/1, and removed it.
+func namesLog(s *sim) *history {
+	set := func(key string, created, modified uint64) model.NameChange {
+		return model.NameChange{NameInfo: meta.NameInfo{Key: key, Created: created, Modified: modified}}
+	}
+	gone := set("b/1", 3, 4)
+	gone.Deleted = true
+	s.log.changes, s.log.revision = []model.NameChange{set("a/1", 1, 1), set("a/1", 1, 2), set("b/1", 3, 3), gone}, 4
+	return s.log
+}
+
+// told makes what a client is told of names, by their keys and revisions.
+func told(key string, created, modified uint64) protocol.NameInfo {
+	return protocol.NameInfo{Key: []byte(key), Created: created, Modified: modified}
+}
+
+func TestOraclesOfNamesFail(t *testing.T) {
+	list := func(known, revision uint64, names ...protocol.NameInfo) func(s *sim) {
+		return func(s *sim) {
+			s.compareList(namesLog(s), known, "", "", &protocol.ListNamesReply{Revision: revision, Names: names})
+		}
+	}
+	watch := func(after, revision uint64, changes ...protocol.NameInfo) func(s *sim) {
+		return func(s *sim) {
+			s.compareChanges(namesLog(s), "a/", after, &protocol.WatchNamesReply{Revision: revision, Changes: changes})
+		}
+	}
+	answered := func(got uint64) func(s *sim) {
+		return func(s *sim) {
+			rep := protocol.NameReply{Success: true, Created: 1, Modified: got}
+			s.compareName(seqKey{1, 1}, answer{}, []byte{0, 1, 2}, rep.Append(nil))
+		}
+	}
+	checkOracles(t, map[string]lie{
+		"a list of before what is known":   {"names", list(3, 2, told("a/1", 1, 2)), list(2, 2, told("a/1", 1, 2))},
+		"a list of what is to come":        {"names", list(0, 5, told("a/1", 1, 2)), list(0, 4, told("a/1", 1, 2))},
+		"a list with what is gone":         {"names", list(0, 4, told("a/1", 1, 2), told("b/1", 3, 3)), list(0, 3, told("a/1", 1, 2), told("b/1", 3, 3))},
+		"a list of an earlier value":       {"names", list(0, 4, told("a/1", 1, 1)), list(0, 1, told("a/1", 1, 1))},
+		"a list without what is there":     {"names", list(0, 1), list(0, 0)},
+		"a change is not told":             {"names", watch(0, 4, told("a/1", 1, 2)), watch(1, 4, told("a/1", 1, 2))},
+		"a change is told twice":           {"names", watch(1, 4, told("a/1", 1, 1), told("a/1", 1, 2)), watch(0, 4, told("a/1", 1, 1), told("a/1", 1, 2))},
+		"a change of another prefix":       {"names", watch(2, 4, told("b/1", 3, 3)), watch(2, 4)},
+		"a watch goes back":                {"names", watch(3, 2), watch(3, 3)},
+		"a watch says what is to come":     {"names", watch(4, 5), watch(4, 4)},
+		"an answer that is not of the log": {"once", answered(3), answered(2)},
+	})
 }
