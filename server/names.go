@@ -60,9 +60,10 @@ func (m *Master) nameCommand(t protocol.Type, payload []byte) (protocol.Mutation
 
 // nameFaults say what to do about the codes that a change of a name may be answered with.
 var nameFaults = map[protocol.Code]string{
-	protocol.CodeConflict:   "the name has another revision by now, which modified says (0: there is none): read it, and decide again",
-	protocol.CodeNotFound:   "there is no such name",
-	protocol.CodeBadRequest: fmt.Sprintf("the key of a name has 1 to %d bytes, its value at most %d", protocol.MaxNameKeyBytes, protocol.MaxNameValueBytes),
+	protocol.CodeConflict: "the name has another revision by now, which modified says (0: there is none): read it, and decide again",
+	protocol.CodeNotFound: "there is no such name",
+	protocol.CodeBadRequest: fmt.Sprintf("the key of a name has 1 to %d bytes, its value at most %d", protocol.MaxNameKeyBytes,
+		protocol.MaxNameValueBytes),
 	protocol.CodeLimit: fmt.Sprintf("too many names: a session holds at most %d, a tenant has at most %d and %d MiB of keys and values, "+
 		"all together twice that", meta.MaxSessionNames, meta.MaxTenantNames, meta.MaxTenantNamesBytes>>20),
 }

@@ -11,7 +11,9 @@ import (
 
 // check verifies the invariants of the design on the state after a log entry.
 func (w *world) check() error {
-	for _, check := range []func() error{w.checkDevices, w.checkRegions, w.checkLocations, w.checkEntries, w.checkSessions, w.checkTasks, w.checkNames} {
+	for _, check := range []func() error{
+		w.checkDevices, w.checkRegions, w.checkLocations, w.checkEntries, w.checkSessions, w.checkTasks, w.checkNames,
+	} {
 		if err := check(); err != nil {
 			return err
 		}

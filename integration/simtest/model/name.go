@@ -183,7 +183,9 @@ func (w *world) compareNames(m *meta.Machine) error {
 		var want, got []meta.NameInfo
 		for i := range w.names {
 			if n := &w.names[i]; n.tenant == tenant {
-				want = append(want, meta.NameInfo{Key: n.key, Value: emptyNil(n.value), Created: n.made, Modified: n.changed, Session: n.session})
+				want = append(want, meta.NameInfo{
+					Key: n.key, Value: emptyNil(n.value), Created: n.made, Modified: n.changed, Session: n.session,
+				})
 				total += len(n.key) + len(n.value)
 			}
 		}
