@@ -145,3 +145,18 @@ func TestReplicasNeedTheClusterVersion(t *testing.T) {
 	require.True(t, ok)
 	require.Equal(t, 1, r.m.machine.Replicas(slot))
 }
+
+// TestRegionsThatNobodyOwnsAreDrained: there is no owner to ask, and what lies there lives on elsewhere.
+func TestRegionsThatNobodyOwnsAreDrained(t *testing.T) {
+	r := newTierRig(t)
+	a, b := r.ready("h1", "dram", "1", 8), r.ready("h2", "dram", "2", 8)
+	c := r.remote("c", "h3")
+	c.storeReplicated("k", 4, 2, a, b)
+	region := r.m.machine.Regions()[0]
+	req := protocol.ReturnAllocRequest{Mutation: c.next(), RegionID: uint64(region.ID), Epoch: region.Epoch}
+	require.True(t, success(t, c.call(protocol.TypeReturnAlloc, req.Append(nil))))
+	r.do(&meta.SetDevice{Device: region.Device, Draining: true})
+	r.alive(5*time.Second, c, a.testClient, b.testClient)
+	require.Zero(t, r.deviceInfo(a.device).Regions)
+	require.Equal(t, []uint64{b.device}, c.liesOn("k0"))
+}

@@ -236,8 +236,11 @@ func (p *tierPlan) drain(d *meta.DeviceInfo) meta.Command {
 	if !d.Draining || d.Mode != meta.DeviceServing {
 		return nil
 	}
-	if region := p.spare(d.ID); region != 0 {
+	if region := p.spare(d.ID, meta.RegionOwned); region != 0 {
 		return &meta.Mark{Region: region}
+	}
+	if region := p.spare(d.ID, meta.RegionDeparted); region != 0 {
+		return &meta.EmptyRegion{Region: region}
 	}
 	if p.tasks >= meta.MaxTasks {
 		return nil
@@ -291,10 +294,11 @@ func (p *tierPlan) elsewhere(slot meta.Slot) bool {
 	return slices.ContainsFunc(p.places, func(l meta.Location) bool { return !p.away[l.Device] })
 }
 
-// spare finds a region of a device that can be asked of its owner, since nothing lies there alone; 0 if there is none.
-func (p *tierPlan) spare(id meta.DeviceID) (found meta.RegionID) {
+// spare finds a region of a device in which nothing lies alone, so that it can be asked of its owner, or emptied if it has
+// none any more; 0 if there is none.
+func (p *tierPlan) spare(id meta.DeviceID, st meta.RegionState) (found meta.RegionID) {
 	looked := 0
-	p.m.machine.RegionsIn(meta.RegionOwned, func(r meta.RegionInfo) {
+	p.m.machine.RegionsIn(st, func(r meta.RegionInfo) {
 		if r.Device != id || found != 0 || r.Pinned > 0 || looked >= drainWindow {
 			return
 		}
