@@ -3,6 +3,7 @@ package cmd
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"strconv"
 	"strings"
@@ -41,6 +42,61 @@ func deviceMode(d *server.DeviceStatus) string {
 	return mode
 }
 
+// heldText says what a device that is given up waits for, "" if it waits for nothing.
+func heldText(d *server.DeviceStatus) string {
+	h := d.Held
+	if h == nil || d.Regions == 0 {
+		return ""
+	}
+	var why []string
+	if h.Moving > 0 {
+		why = append(why, fmt.Sprintf("%d entries are being copied elsewhere", h.Moving))
+	}
+	if h.Pinned > 0 {
+		why = append(why, fmt.Sprintf("%d entries are pinned, such as %q of tenant %s", h.Pinned, h.PinnedKey, h.Tenant))
+	}
+	if h.LeasedMS > 0 {
+		why = append(why, "readers may read there for "+millis(h.LeasedMS))
+	}
+	for _, o := range h.Owners {
+		switch {
+		case o.Ended:
+			why = append(why, fmt.Sprintf("%s has ended, but %d of its regions may still be written to", o.Instance, o.Regions))
+		default:
+			why = append(why, fmt.Sprintf("%s was asked for %d regions %s ago and has not answered", o.Instance, o.Regions, millis(o.AskedMS)))
+		}
+	}
+	switch {
+	case d.Mode == "away":
+		why = append(why, "it is away")
+	case len(why) == 0 && d.Entries > 0:
+		why = append(why, "no other device that a node serves takes what lies there")
+	}
+	if len(why) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("device %d: %s", d.ID, strings.Join(why, "; "))
+}
+
+// heldTexts says what devices wait for, a line each.
+func heldTexts(devices []server.DeviceStatus) (text string) {
+	for i := range devices {
+		if why := heldText(&devices[i]); why != "" {
+			text += why + "\n"
+		}
+	}
+	return text
+}
+
+// printDevices shows devices, and what those that are given up wait for.
+func printDevices(w io.Writer, devices []server.DeviceStatus) error {
+	if err := devicesTable(devices).print(w); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, heldTexts(devices))
+	return err
+}
+
 // ctlDevices is larder ctl devices.
 type ctlDevices struct{}
 
@@ -53,7 +109,7 @@ func (*ctlDevices) Run(c *call) error {
 	if c.JSON {
 		return printJSON(c.stdout, devices)
 	}
-	return devicesTable(devices).print(c.stdout)
+	return printDevices(c.stdout, devices)
 }
 
 // ctlDrain is larder ctl drain.
@@ -110,7 +166,7 @@ func (d *drainFlags) drain(c *call, in server.DeviceDrainRequest) error {
 	if c.JSON {
 		return printJSON(c.stdout, devices)
 	}
-	return devicesTable(devices).print(c.stdout)
+	return printDevices(c.stdout, devices)
 }
 
 // waitDrained waits until nothing is left on devices, and says on stderr how far it is whenever that changes.
@@ -134,6 +190,8 @@ func (c *call) waitDrained(devices []server.DeviceStatus) ([]server.DeviceStatus
 		if text := fmt.Sprintf("%d entries, %s, in %d regions are left", left, bytesText(bytes), regions); text != told {
 			fmt.Fprintln(c.stderr, text)
 			told = text
+		} else {
+			fmt.Fprint(c.stderr, heldTexts(ours)) // nothing has changed: this is why
 		}
 		if regions == 0 {
 			return ours, nil

@@ -47,3 +47,21 @@ func TestCopyingNeedsANode(t *testing.T) {
 	require.Regexp(t, `tier low +80%`, c.ctl(t, exitDone, "policy", "set", "--tier-low", "80"))
 	require.Regexp(t, `promote after +0 uses`, c.ctl(t, exitDone, "policy", "set", "--promote-after", "0"))
 }
+
+func TestWhatADrainWaitsForIsTold(t *testing.T) {
+	d := server.DeviceStatus{ID: 3, Regions: 2, Entries: 5, Mode: "serving", Held: &server.DeviceHeld{}}
+	require.Equal(t, "device 3: no other device that a node serves takes what lies there", heldText(&d))
+	d.Held = &server.DeviceHeld{
+		Moving: 4, Pinned: 2, PinnedKey: "a\x00", Tenant: "blue", LeasedMS: 1500,
+		Owners: []server.OwnerQuiet{{Instance: "w1", Regions: 1, AskedMS: 9000}, {Instance: "w2", Regions: 2, Ended: true}},
+	}
+	text := heldTexts([]server.DeviceStatus{{ID: 1}, d})
+	for _, part := range []string{
+		"4 entries are being copied", `2 entries are pinned, such as "a\x00" of tenant blue`, "for 1.5s",
+		"w1 was asked for 1 regions 9s ago", "w2 has ended",
+	} {
+		require.Contains(t, text, part)
+	}
+	d.Regions = 0
+	require.Empty(t, heldText(&d), "it is done")
+}

@@ -71,6 +71,7 @@ func (s *Server) DeviceStatuses() []DeviceStatus {
 		d := &infos[i]
 		ready[d.ID] = d.Mode == meta.DeviceServing && m.deviceReady(d.ID, d.Node, d.Generation)
 	}
+	held := m.waitsOf(infos, m.now())
 	m.mu.Unlock()
 	m.state.RUnlock()
 	out := make([]DeviceStatus, 0, len(infos))
@@ -81,6 +82,7 @@ func (s *Server) DeviceStatuses() []DeviceStatus {
 			Free: d.Free, LargestFree: d.LargestFree, Regions: d.Regions, Volatile: d.Volatile,
 			Generation: strconv.FormatUint(d.Generation, 16), Home: d.Home, Mode: d.Mode.String(), Draining: d.Draining,
 			Ready: ready[d.ID], Entries: d.Locations, LiveBytes: d.LiveBytes, CopyBytes: d.CopyBytes, Tasks: tasks[d.ID],
+			Held: held[d.ID],
 		}
 		if d.Mode == meta.DeviceAway && d.UntilMS > nowMS {
 			x.LostInMS = d.UntilMS - nowMS

@@ -73,6 +73,8 @@ type DeviceStatus struct {
 	LiveBytes   uint64 `json:"live_bytes"` // of them
 	CopyBytes   uint64 `json:"copy_bytes"` // of the copies among them
 	Tasks       int    `json:"tasks"`      // that copy to it and are not over
+
+	Held *DeviceHeld `json:"held,omitempty"` // while it is given up: what that waits for
 }
 
 // RegionStatus is one region.

@@ -168,3 +168,43 @@ func TestANewLeaderPlansNothingBeforeItKnowsWhatIsLeased(t *testing.T) {
 	r.alive(time.Second, c, dram.testClient, ssd.testClient)
 	require.NotEmpty(t, r.m.machine.Tasks())
 }
+
+// waits is what a device that is given up waits for.
+func (r *rig) waits(id uint64) DeviceHeld {
+	r.t.Helper()
+	infos := r.m.machine.Devices()
+	h := r.m.waitsOf(infos, r.m.now())[meta.DeviceID(id)]
+	require.NotNil(r.t, h)
+	return *h
+}
+
+// TestWhatADrainWaitsFor pins an entry, leases another, and leaves the REVOKE of its region unanswered.
+func TestWhatADrainWaitsFor(t *testing.T) {
+	r := newTierRig(t)
+	old, other := r.ready("h1", "dram", "1", 8), r.ready("h2", "dram", "2", 16)
+	c := r.remote("c", "h3")
+	first := c.storeOn(old.device, "k", 2)
+	c.storeOn(old.device, "p", 2)
+	pin := protocol.KeysRequest{Mutation: c.next(), Keys: [][]byte{[]byte("p1")}}
+	var reply protocol.KeysReply
+	require.NoError(t, reply.DecodeAs(c.call(protocol.TypePin, pin.AppendAs(nil, protocol.TypePin)), protocol.TypePin))
+	require.NoError(t, reply.Err())
+	r.do(&meta.SetDevice{Device: meta.DeviceID(old.device), Draining: true})
+	r.alive(time.Second, c, old.testClient, other.testClient)
+	require.Equal(t, DeviceHeld{Moving: 3, Pinned: 1, PinnedKey: "p1", Tenant: meta.DefaultTenant, Owners: []OwnerQuiet{}},
+		r.waits(old.device))
+
+	r.work(2*time.Second, c, old, other)
+	require.Equal(t, first.RegionID, c.revoked().RegionID)
+	r.alive(2*time.Second, c, old.testClient, other.testClient)
+	require.NotZero(t, c.lookup("p1")[0].LeaseMS)
+	held := r.waits(old.device)
+	require.Zero(t, held.Moving)
+	require.EqualValues(t, 1, held.Pinned)
+	require.NotZero(t, held.LeasedMS)
+	require.Len(t, held.Owners, 1)
+	require.Equal(t, "c", held.Owners[0].Instance)
+	require.Equal(t, 1, held.Owners[0].Regions)
+	require.False(t, held.Owners[0].Ended)
+	require.Greater(t, held.Owners[0].AskedMS, int64(1000))
+}
