@@ -233,12 +233,14 @@ type AddDevice struct {
 	NUMA       uint64 // the NUMA node that it is close to, plus 1; 0 = not known
 }
 
-// SetDevice changes how a device is used.
+// SetDevice changes how a device is used: with Mark whether it is given up, otherwise whether it is served. Who changes one
+// need not know the other, which may change at the same time.
 type SetDevice struct {
 	Device   DeviceID
 	Mode     DeviceMode
 	UntilMS  uint64 // with DeviceAway: the log time from which on its bytes are given up; 0 = never
-	Draining bool   // no new regions are given there, and what lies there is moved away
+	Mark     bool
+	Draining bool // no new regions are given there, and what lies there is moved away
 }
 
 // FencedRegion says that nobody can write to a region of an epoch any more, whatever its owner does.
@@ -652,11 +654,12 @@ func (c *AddDevice) decode(d *decoder) {
 
 func (c *SetDevice) appendTo(b []byte) []byte {
 	b = append(binary.AppendUvarint(b, uint64(c.Device)), byte(c.Mode))
-	return appendBool(binary.AppendUvarint(b, c.UntilMS), c.Draining)
+	return appendBool(appendBool(binary.AppendUvarint(b, c.UntilMS), c.Mark), c.Draining)
 }
 
 func (c *SetDevice) decode(d *decoder) {
-	c.Device, c.Mode, c.UntilMS, c.Draining = DeviceID(d.u32()), DeviceMode(d.byte()), d.uvarint(), d.bool()
+	c.Device, c.Mode, c.UntilMS = DeviceID(d.u32()), DeviceMode(d.byte()), d.uvarint()
+	c.Mark, c.Draining = d.bool(), d.bool()
 }
 
 func (c *FencedRegion) appendTo(b []byte) []byte {

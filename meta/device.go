@@ -152,11 +152,15 @@ func (m *Machine) applySetDevice(c *SetDevice, out *Results) {
 	case d == nil:
 		out.fail(protocol.CodeNotFound)
 		return
-	case c.Mode > DeviceAway, c.Mode == DeviceAway && d.Home == "":
+	case !c.Mark && (c.Mode > DeviceAway || c.Mode == DeviceAway && d.Home == ""):
 		out.fail(protocol.CodeBadRequest)
 		return
 	}
-	d.mode, d.untilMS, d.draining = c.Mode, c.UntilMS, c.Draining
+	if c.Mark {
+		d.draining = c.Draining
+	} else {
+		d.mode, d.untilMS = c.Mode, c.UntilMS
+	}
 	m.changed(d)
 	out.code(0)
 }

@@ -36,7 +36,7 @@ func sampleCommands() []Command {
 		&Sweep{Limit: 7}, &Mark{Region: 1, For: 2}, &RevokeDone{Region: 1, Epoch: 2}, &FreeRegion{Region: 1},
 		&AddDevice{UUID: "u", Path: "p", Node: "n", Tier: "cxl", Coherence: "none", Size: 1, Align: 2, Volatile: true, Generation: 3},
 		&AddDevice{UUID: "u", Path: "p", Node: "n", Tier: "ssd", Size: 1, Align: 2, Generation: 3, Home: "node/n/u", NUMA: 2},
-		&SetDevice{Device: 1, Mode: DeviceAway, UntilMS: 9, Draining: true}, &FencedRegion{Region: 3, Epoch: 4},
+		&SetDevice{Device: 1, Mode: DeviceAway, UntilMS: 9, Mark: true, Draining: true}, &FencedRegion{Region: 3, Epoch: 4},
 		&AddTask{TaskKind: TaskMove, Device: 1, MoveFrom: 2, Items: []Victim{{1, 2}, {3, 4}}},
 		&PutName{Key: []byte("k"), Value: []byte("v"), Check: true, Revision: 3, Lease: true}, &DeleteName{Key: []byte("k"), Check: true, Revision: 4},
 		&TaskDone{Task: 1, Done: 5, Copied: 2, Skipped: 2, Failed: 1, Bytes: 6}, &CancelTask{Task: 7},

@@ -357,7 +357,7 @@ func TestDrain(t *testing.T) {
 	p := newTiered(t)
 	p.put("a", 0)
 	p.put("b", 1)
-	p.apply(Header{}, &SetDevice{Device: 1, Draining: true})
+	p.apply(Header{}, &SetDevice{Device: 1, Mark: true, Draining: true})
 	require.Equal(t, PlanRefuse, p.m.PlanAlloc(p.openWith("x", 0), &protocol.AllocRequest{Size: page, PageSize: page}, noGuard{}, false).Kind)
 	require.Len(t, p.m.PlanDrain(1, 100), 2)
 	for i, key := range []string{"a", "b"} {
@@ -384,7 +384,7 @@ func TestBeforeTiers(t *testing.T) {
 	require.Equal(t, protocol.CodeUnsupported, code)
 	code, _ = p.apply(Header{}, &AddDevice{UUID: "n", Tier: "cxl", Size: 8 * page, Align: 4096, Generation: 7, NUMA: 1})
 	require.Equal(t, protocol.CodeUnsupported, code)
-	code, _ = p.apply(Header{}, &SetDevice{Device: 1, Draining: true})
+	code, _ = p.apply(Header{}, &SetDevice{Device: 1, Mark: true, Draining: true})
 	require.Equal(t, protocol.CodeUnsupported, code)
 	code, _ = p.apply(Header{}, &AddTask{TaskKind: TaskCopy, Device: 1, Items: []Victim{{1, 2}}})
 	require.Equal(t, protocol.CodeUnsupported, code)
@@ -552,4 +552,22 @@ func TestDemotionIsShared(t *testing.T) {
 	}
 	p.apply(Header{}, &AddTask{TaskKind: TaskDemote, Device: 2, Items: items})
 	require.Equal(t, map[string]int{"b": 5, "c": 1}, plan(6, 100, 0), "what one has no use for goes to others")
+}
+
+// TestMarkAndModeAreApart: who has read one of them before the other changed does not undo that.
+func TestMarkAndModeAreApart(t *testing.T) {
+	p := newTiered(t)
+	d := p.homes[0].device
+	p.apply(Header{}, &SetDevice{Device: d, Mode: DeviceAway, UntilMS: 9})
+	p.apply(Header{}, &SetDevice{Device: d, Mark: true, Draining: true})
+	p.rebuilt()
+	info, _ := p.m.Device(d)
+	require.Equal(t, DeviceAway, info.Mode)
+	require.EqualValues(t, 9, info.UntilMS)
+	require.True(t, info.Draining)
+	p.apply(Header{}, &SetDevice{Device: d})
+	info, _ = p.m.Device(d)
+	require.Equal(t, DeviceServing, info.Mode)
+	require.Zero(t, info.UntilMS)
+	require.True(t, info.Draining)
 }

@@ -140,7 +140,9 @@ func (g *generator) tiers() {
 	}
 	switch g.r.IntN(7) {
 	case 0:
-		p.apply(Header{}, &SetDevice{Device: d.ID, Mode: DeviceMode(g.r.IntN(2)), Draining: g.r.IntN(4) == 0, UntilMS: g.r.Uint64N(2) * p.now})
+		p.apply(Header{}, &SetDevice{
+			Device: d.ID, Mode: DeviceMode(g.r.IntN(2)), UntilMS: g.r.Uint64N(2) * p.now, Mark: g.r.IntN(3) == 0, Draining: g.r.IntN(2) == 0,
+		})
 	case 1:
 		p.apply(Header{}, &CloseSession{ID: h.session, Fenced: g.r.IntN(2) == 0})
 		if d.Tier == "dram" {

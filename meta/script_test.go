@@ -251,7 +251,7 @@ func (s *script) scriptSimple(t *testing.T, d *datadriven.TestData) string {
 		}
 		return s.verdict(0, c)
 	case "drain":
-		return s.verdict(0, &SetDevice{Device: DeviceID(s.arg(t, d, "device")), Draining: !d.HasArg("cancel")})
+		return s.verdict(0, &SetDevice{Device: DeviceID(s.arg(t, d, "device")), Mark: true, Draining: !d.HasArg("cancel")})
 	case "expire-pins":
 		_, body := s.send(0, &ExpirePins{})
 		r, err := DecodeCount(body)

@@ -279,7 +279,7 @@ func (m *Master) attachNeeds(a *attachment, d *meta.DeviceInfo) (meta.Command, *
 			Device: d.ID, Generation: generation, BootID: r.BootID, Size: r.Size, Path: r.Path, Fenced: true,
 		}, nil
 	case r.Ready && r.Generation == d.Generation && d.Mode == meta.DeviceAway:
-		return &meta.SetDevice{Device: d.ID, Mode: meta.DeviceServing, Draining: d.Draining}, nil
+		return &meta.SetDevice{Device: d.ID, Mode: meta.DeviceServing}, nil
 	}
 	return nil, nil //nolint:nilnil // nothing is missing
 }
@@ -362,7 +362,7 @@ func (m *Master) tickHomes(now int64) {
 
 // awayCommand takes a device out of service until a log time, 0 = for good: until it is attached again.
 func awayCommand(d *meta.DeviceInfo, until uint64) meta.Command {
-	return &meta.SetDevice{Device: d.ID, Mode: meta.DeviceAway, UntilMS: until, Draining: d.Draining}
+	return &meta.SetDevice{Device: d.ID, Mode: meta.DeviceAway, UntilMS: until}
 }
 
 // loseDevice gives up what lies on a device, under a generation that no node has ever shown, and then takes it out of

@@ -118,7 +118,7 @@ func (s *Server) SetDraining(ctx context.Context, where Place, draining bool) ([
 		if d.Draining == draining {
 			continue
 		}
-		cmd := &meta.SetDevice{Device: d.ID, Mode: d.Mode, UntilMS: d.UntilMS, Draining: draining}
+		cmd := &meta.SetDevice{Device: d.ID, Mark: true, Draining: draining}
 		if _, err := s.do(ctx, cmd); err != nil {
 			return nil, err
 		}

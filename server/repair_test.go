@@ -155,7 +155,7 @@ func TestRegionsThatNobodyOwnsAreDrained(t *testing.T) {
 	region := r.m.machine.Regions()[0]
 	req := protocol.ReturnAllocRequest{Mutation: c.next(), RegionID: uint64(region.ID), Epoch: region.Epoch}
 	require.True(t, success(t, c.call(protocol.TypeReturnAlloc, req.Append(nil))))
-	r.do(&meta.SetDevice{Device: region.Device, Draining: true})
+	r.do(&meta.SetDevice{Device: region.Device, Mark: true, Draining: true})
 	r.alive(5*time.Second, c, a.testClient, b.testClient)
 	require.Zero(t, r.deviceInfo(a.device).Regions)
 	require.Equal(t, []uint64{b.device}, c.liesOn("k0"))

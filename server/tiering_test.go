@@ -76,7 +76,7 @@ func TestADeviceIsDrainedByMovingWhatLiesThere(t *testing.T) {
 	unused := c.alloc(protocol.AllocRequest{Size: 2 * testPage, PageSize: testPage, Device: old.device})
 	require.NoError(t, unused.Err())
 
-	r.do(&meta.SetDevice{Device: meta.DeviceID(old.device), Draining: true})
+	r.do(&meta.SetDevice{Device: meta.DeviceID(old.device), Mark: true, Draining: true})
 	r.alive(time.Second, c, old.testClient, other.testClient)
 	push := c.revoked()
 	require.Equal(t, unused.Region.RegionID, push.RegionID, "nothing lies there: its owner is asked at once")
@@ -121,7 +121,7 @@ func TestWhatLiesElsewhereNeedNotBeMoved(t *testing.T) {
 	c.copyKeys(protocol.CopyRequest{Device: ssd.device}, "k0", "k1")
 	ssd.carryOut(ssd.region(4), 0, &ssd.tasks(0).Tasks[0])
 	before := len(r.m.machine.Tasks())
-	r.do(&meta.SetDevice{Device: meta.DeviceID(dram.device), Draining: true})
+	r.do(&meta.SetDevice{Device: meta.DeviceID(dram.device), Mark: true, Draining: true})
 	r.alive(time.Second, c, dram.testClient, ssd.testClient)
 	require.Len(t, r.m.machine.Tasks(), before)
 	require.NotNil(t, c.pushed(protocol.TypeRevoke))
@@ -131,10 +131,10 @@ func TestWhatLiesElsewhereNeedNotBeMoved(t *testing.T) {
 func TestADrainThatIsCalledOffEnds(t *testing.T) {
 	r, dram, ssd, c := twoTiers(t)
 	c.store("k", 2)
-	r.do(&meta.SetDevice{Device: meta.DeviceID(dram.device), Draining: true})
+	r.do(&meta.SetDevice{Device: meta.DeviceID(dram.device), Mark: true, Draining: true})
 	r.alive(time.Second, c, dram.testClient, ssd.testClient)
 	require.Len(t, ssd.tasks(0).Tasks, 1)
-	r.do(&meta.SetDevice{Device: meta.DeviceID(dram.device)})
+	r.do(&meta.SetDevice{Device: meta.DeviceID(dram.device), Mark: true})
 	r.alive(time.Second, c, dram.testClient, ssd.testClient)
 	require.Empty(t, ssd.tasks(0).Tasks, "what is planned is not to be done any more")
 }
@@ -189,7 +189,7 @@ func TestWhatADrainWaitsFor(t *testing.T) {
 	var reply protocol.KeysReply
 	require.NoError(t, reply.DecodeAs(c.call(protocol.TypePin, pin.AppendAs(nil, protocol.TypePin)), protocol.TypePin))
 	require.NoError(t, reply.Err())
-	r.do(&meta.SetDevice{Device: meta.DeviceID(old.device), Draining: true})
+	r.do(&meta.SetDevice{Device: meta.DeviceID(old.device), Mark: true, Draining: true})
 	r.alive(time.Second, c, old.testClient, other.testClient)
 	require.Equal(t, DeviceHeld{Moving: 3, Pinned: 1, PinnedKey: "p1", Tenant: meta.DefaultTenant, Owners: []OwnerQuiet{}},
 		r.waits(old.device))

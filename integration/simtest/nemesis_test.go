@@ -640,7 +640,7 @@ func (o *operator) drain(d *device, on bool) {
 					var code protocol.Code
 					done := false
 					l.life.spawn(func(p *proc) {
-						_, code = l.do(p, &meta.SetDevice{Device: i.ID, Mode: i.Mode, UntilMS: i.UntilMS, Draining: on})
+						_, code = l.do(p, &meta.SetDevice{Device: i.ID, Mark: true, Draining: on})
 						done = true
 						o.p.wake()
 					})

@@ -44,10 +44,13 @@ func (w *world) setDevice(c *meta.SetDevice) result {
 		return refused(protocol.CodeUnsupported)
 	case d == nil:
 		return refused(protocol.CodeNotFound)
+	case c.Mark:
+		d.draining = c.Draining
+		return result{}
 	case c.Mode > meta.DeviceAway || c.Mode == meta.DeviceAway && d.Home == "":
 		return refused(protocol.CodeBadRequest)
 	}
-	d.mode, d.until, d.draining = c.Mode, c.UntilMS, c.Draining
+	d.mode, d.until = c.Mode, c.UntilMS
 	return result{}
 }
 

@@ -183,7 +183,7 @@ func (g *generator) away(d meta.DeviceInfo, node meta.SessionID) meta.Command {
 		return pick(g, []meta.Command{&meta.SetDevice{Device: d.ID + 50}, &meta.DropDevice{Device: d.ID}})
 	default:
 		return &meta.SetDevice{
-			Device: d.ID, Mode: meta.DeviceMode(g.IntN(9) / 4), UntilMS: g.Uint64N(3) * g.p.now, Draining: g.one(5),
+			Device: d.ID, Mode: meta.DeviceMode(g.IntN(9) / 4), UntilMS: g.Uint64N(3) * g.p.now, Mark: g.one(3), Draining: g.one(2),
 		}
 	}
 }

@@ -155,7 +155,7 @@ func TestLiesInTiers(t *testing.T) {
 			l.apply(nil, command{Command: &meta.SetDevice{Device: 2, Mode: meta.DeviceAway, UntilMS: 5}})
 			return command{Command: &meta.SetDevice{Device: 2, Mode: meta.DeviceAway, UntilMS: 6}}
 		}},
-		{"a device drains", "device", func(*tiers) command { return command{Command: &meta.SetDevice{Device: 1, Draining: true}} }},
+		{"a device drains", "device", func(*tiers) command { return command{Command: &meta.SetDevice{Device: 1, Mark: true, Draining: true}} }},
 		{"a task appears", "tasks", func(l *tiers) command {
 			return command{Command: &meta.AddTask{TaskKind: meta.TaskMove, Device: 2, MoveFrom: 1, Items: []meta.Victim{l.victim("z")}}}
 		}},
