@@ -57,6 +57,8 @@ func (m *Machine) whyDead(x *entry) Reason {
 		return ReasonTaken
 	case x.expires != 0 && x.expires <= m.head.now:
 		return ReasonExpired
+	case m.kept(x): // its device is away, and it is given up for another entry
+		return ReasonLost
 	default:
 		return ReasonCleared
 	}

@@ -554,6 +554,68 @@ func TestDemotionIsShared(t *testing.T) {
 	require.Equal(t, map[string]int{"b": 5, "c": 1}, plan(6, 100, 0), "what one has no use for goes to others")
 }
 
+// fastHome adds a home of a dram device, as the third, with a region.
+func (p *tiered) fastHome() *homeOf {
+	h := &homeOf{instance: "node/n9/dram"}
+	h.session = p.openWith(h.instance, protocol.FeatureNode|protocol.FeatureCopies|protocol.FeaturePush)
+	_, body := p.apply(Header{}, &AddDevice{
+		UUID: h.instance, Node: "n9", Tier: "dram", Size: 8 * page, Align: 4096, Generation: 7, Home: h.instance,
+	})
+	r, err := DecodeCount(body)
+	require.NoError(p.tb, err)
+	h.device = DeviceID(r.Count)
+	_, given := p.alloc(h.session, &protocol.AllocRequest{Size: 8 * page, PageSize: page, Device: uint64(h.device)})
+	p.homes, p.slow = append(p.homes, h), append(p.slow, given)
+	return h
+}
+
+// TestTheFastestComesFirst: an entry falls to a slow copy while the device of a faster one is away, and that comes back.
+func TestTheFastestComesFirst(t *testing.T) {
+	p := newTiered(t)
+	h := p.fastHome()
+	slot := p.put("k", 0)
+	require.Zero(t, p.copy("k", 0, 0))
+	require.Zero(t, p.copy("k", 1, 0))
+	require.Zero(t, p.copy("k", 2, 0))
+	p.apply(Header{}, &SetDevice{Device: h.device, Mode: DeviceAway})
+	p.evict("k")
+	require.Equal(t, []DeviceID{2, 3}, p.where("k"))
+	p.apply(Header{}, &SetDevice{Device: h.device})
+	require.Equal(t, []DeviceID{h.device, 2, 3}, p.where("k"))
+	var l Location
+	p.m.Location(slot, &l)
+	require.Equal(t, h.device, l.Device)
+	s := p.m.Settings()
+	s.PromoteAfter = 1
+	p.apply(Header{}, &SetSettings{s})
+	p.m.touch(slot, 9)
+	require.False(t, p.m.Wanted(slot), "it lies in a faster tier already")
+	p.apply(Header{}, &SetDevice{Device: h.device, Mode: DeviceAway})
+	require.True(t, p.m.Wanted(slot))
+}
+
+// TestAwayEntryIsReplaced: whoever owns the pages hears that what lay there is lost to the index, not that somebody has
+// cleared it.
+func TestAwayEntryIsReplaced(t *testing.T) {
+	p := newTiered(t)
+	h := p.fastHome()
+	code, _ := p.do(h.session, &ReturnRegion{Region: p.slow[2].Region})
+	require.Zero(t, code)
+	r, _ := p.m.Region(p.slow[2].Region)
+	code, _ = p.apply(Header{}, &FreeRegion{Region: r.ID})
+	require.Zero(t, code)
+	_, far := p.alloc(p.client, &protocol.AllocRequest{Size: 4 * page, PageSize: page, Device: uint64(h.device)})
+	require.True(t, far.Given)
+	require.True(t, p.register(p.client, nil, entryAt("k", far, 0))[0].New)
+	p.apply(Header{}, &SetDevice{Device: h.device, Mode: DeviceAway})
+	require.True(t, p.register(p.client, nil, entryAt("k", p.fast, 0))[0].New)
+	require.Len(t, p.res.Effects, 1)
+	require.Equal(t, ReasonLost, p.res.Effects[0].Reason)
+	require.Equal(t, far.Region, p.res.Effects[0].Region)
+	p.apply(Header{}, &SetDevice{Device: h.device})
+	require.Equal(t, []DeviceID{1}, p.where("k"), "it does not come back")
+}
+
 // TestMarkAndModeAreApart: who has read one of them before the other changed does not undo that.
 func TestMarkAndModeAreApart(t *testing.T) {
 	p := newTiered(t)

@@ -97,9 +97,11 @@ func (m *Machine) Key(s Slot) []byte { return m.table.key(m.table.at(s)) }
 func (m *Machine) Location(s Slot, l *Location) {
 	x := m.table.at(s)
 	r, offset := m.regionOf(x), x.offset
-	if x.places != 0 && !r.served() {
-		if p := m.servedCopy(x); p != 0 {
-			r, offset = m.placeRegion(m.places.at(p)), m.places.at(p).offset
+	if x.places != 0 {
+		if p := m.servedCopy(x); p != 0 { // after a fall a copy whose device was away may be faster than the primary
+			if q := m.placeRegion(m.places.at(p)); !r.served() || q.rank() < r.rank() {
+				r, offset = q, m.places.at(p).offset
+			}
 		}
 	}
 	r.locate(l)
@@ -109,6 +111,7 @@ func (m *Machine) Location(s Slot, l *Location) {
 // Locations appends where the bytes of the entry of a taken slot lie and are served, the fastest tier first.
 func (m *Machine) Locations(s Slot, list []Location) []Location {
 	x := m.table.at(s)
+	from := len(list)
 	m.locations(x, func(_ placeID, r *region, offset uint64) bool {
 		if r.served() {
 			list = append(list, Location{})
@@ -118,6 +121,11 @@ func (m *Machine) Locations(s Slot, list []Location) []Location {
 		}
 		return true
 	})
+	if main := m.regionOf(x); len(list) > from && list[from].Region == main.id { // behind copies that are faster, see Location
+		for i := from; i+1 < len(list) && m.regions[list[i+1].Region].rank() < main.rank(); i++ {
+			list[i], list[i+1] = list[i+1], list[i]
+		}
+	}
 	return list
 }
 
@@ -143,7 +151,11 @@ func (m *Machine) LocationIn(s Slot, id RegionID, l *Location) (found bool) {
 func (m *Machine) Wanted(s Slot) bool {
 	x := m.table.at(s)
 	after := m.settings.PromoteAfter
-	return after != 0 && uint64(x.used) >= after && m.regionOf(x).slow() && m.settings.Version >= VersionTiers
+	if after == 0 || uint64(x.used) < after || !m.regionOf(x).slow() || m.settings.Version < VersionTiers {
+		return false
+	}
+	p := m.servedCopy(x)
+	return p == 0 || m.placeRegion(m.places.at(p)).slow()
 }
 
 // EntryInfo describes an entry to operators.

@@ -19,9 +19,11 @@ func (e *entry) found() *location {
 	return e.primary()
 }
 
-// served returns where the bytes of an entry are served.
+// served returns where the bytes of an entry are served, the fastest first.
 func (e *entry) served() []*location {
-	return slices.DeleteFunc(slices.Clone(e.at), func(l *location) bool { return !l.served() })
+	at := slices.DeleteFunc(slices.Clone(e.at), func(l *location) bool { return !l.served() })
+	slices.SortStableFunc(at, func(a, b *location) int { return cmp.Compare(a.rank(), b.rank()) })
+	return at
 }
 
 // settleCopies puts the copies of an entry in their order: the fastest first, of those the oldest.

@@ -332,6 +332,8 @@ func (w *world) death(e *entry) meta.Reason {
 		return meta.ReasonTaken
 	case e.expires != 0 && e.expires <= w.now:
 		return meta.ReasonExpired
+	case !e.cleared: // the device is away, and may bring it back; but something else takes its key
+		return meta.ReasonLost
 	default:
 		return meta.ReasonCleared
 	}
