@@ -8,10 +8,13 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"larder/cxl"
 	"larder/protocol"
@@ -103,21 +106,26 @@ type devices struct {
 	closed bool
 
 	asking   chan struct{} // a token for who asks the leader what devices there are
-	asked    atomic.Int64  // when that was last begun
 	answered int64         // when the leader last said it; whose token it is
+
+	// When the leader is asked again is under mu.
+	next  int64             // not before, on Config.Clock, unless there is certain to be news
+	pause time.Duration     // what was waited for next; the longer the longer there was no news
+	sure  map[uint64]uint64 // the generation of each device that was asked for because of certain news
+	busy  int               // who ask now, or are about to
 }
 
 func newDevices(cfg *Config) *devices {
 	d := &devices{
 		prefault: cfg.Prefault, clock: cfg.Clock, log: cfg.Logger, carrier: newCarrier(cfg),
-		infos: make(map[uint64]protocol.Device), tried: make(map[uint64]int64), asking: make(chan struct{}, 1),
+		infos: make(map[uint64]protocol.Device), tried: make(map[uint64]int64), sure: make(map[uint64]uint64), asking: make(chan struct{}, 1),
 	}
 	d.table.Store(&map[uint64]*device{})
 	return d
 }
 
-// learn keeps what a master said of devices.
-func (d *devices) learn(pool string, list []protocol.Device) {
+// learn keeps what a master said of devices, and reports whether that was news.
+func (d *devices) learn(pool string, list []protocol.Device) (news bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if id, err := parseID(pool); err == nil {
@@ -125,9 +133,11 @@ func (d *devices) learn(pool string, list []protocol.Device) {
 	}
 	for i := range list {
 		info := &list[i]
-		if old := d.infos[info.ID]; old.Generation != info.Generation || old.Path != info.Path {
+		old := d.infos[info.ID]
+		if old.Generation != info.Generation || old.Path != info.Path {
 			delete(d.tried, info.ID)
 		}
+		news = news || old.Generation != info.Generation || old.Path != info.Path || !sameEndpoint(old.Endpoint, info.Endpoint)
 		d.infos[info.ID] = *info
 		dev := (*d.table.Load())[info.ID]
 		if dev == nil || dev.far == nil || dev.far.is(info) {
@@ -142,6 +152,16 @@ func (d *devices) learn(pool string, list []protocol.Device) {
 		}
 		dev.drop()
 	}
+	return news
+}
+
+// sameEndpoint reports whether two endpoints are the same way to a device.
+func sameEndpoint(a, b *protocol.Endpoint) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.Engine == b.Engine && a.Host == b.Host && a.Buffer == b.Buffer && a.BufferGeneration == b.BufferGeneration &&
+		a.Offset == b.Offset && slices.Equal(a.Rails, b.Rails)
 }
 
 // news says whether the leader can know more of a device than this client does.
@@ -333,7 +353,7 @@ func (c *Client) device(ctx context.Context, id, generation uint64) *device {
 		return d
 	}
 	why := c.devices.wants(id, generation)
-	if why == newsNone || !c.askDevices(ctx, why == newsCertain) {
+	if why == newsNone || !c.devices.due(why == newsCertain, id, generation) || !c.askDevices(ctx) {
 		return nil
 	}
 	return c.devices.get(id, generation)
@@ -347,23 +367,70 @@ func (c *Client) failed(dev *device, err error) {
 	if dev.far.stale.Load() {
 		return // who reads asks at once
 	}
-	if last := c.devices.asked.Load(); now-last >= askEvery && c.devices.asked.CompareAndSwap(last, now) {
-		c.spawn(func() { c.askDevices(c.life, true) })
+	if c.devices.due(false, dev.id, dev.far.generation) {
+		if !c.spawn(func() { c.askDevices(c.life) }) {
+			c.devices.asked()
+		}
 	}
 }
 
-// askEvery is how often, in ns, the leader is asked again about devices of which it has told all that a reader can know:
-// a node that comes back is found that late.
-const askEvery = 100e6
+// askEvery is how often the leader is asked again what devices there are when the last answer was news. While there is none
+// the pause grows up to askMost: a node that comes back is found that late, and many clients of one that stays away cost
+// the leader little.
+const (
+	askEvery = 100 * time.Millisecond
+	askMost  = time.Second
+)
 
-// askDevices asks the leader what devices there are. Many who need to know share one HANDSHAKE; unless there is certain
-// to be news, there is at most one in askEvery. It reports whether there may be news.
-func (c *Client) askDevices(ctx context.Context, certain bool) bool {
-	d := c.devices
-	came := c.cfg.Clock()
-	if !certain && came-d.asked.Load() < askEvery {
+// due reports whether it is time to ask what devices there are: who gets true calls askDevices. A generation that nobody has
+// told of is asked for at once, by all who wait for it together, and from then on as all else is.
+func (d *devices) due(certain bool, id, generation uint64) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now := d.clock()
+	if certain {
+		certain = d.busy > 0 || d.sure[id] != generation
+		d.sure[id] = generation
+	}
+	if !certain && now < d.next {
 		return false
 	}
+	d.wait(now, max(d.pause, askEvery))
+	d.busy++
+	return true
+}
+
+// wait has nobody ask for a while, of which chance takes up to half: what has many clients ask comes to all of them at once.
+// d.mu is held.
+func (d *devices) wait(now int64, pause time.Duration) {
+	d.pause = pause
+	d.next = now + int64(pause/2+rand.N(pause/2)) //nolint:gosec // no secret
+}
+
+// asked takes note that who got true from due has asked.
+func (d *devices) asked() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.busy--
+}
+
+// heard takes note of an answer.
+func (d *devices) heard(news bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	pause := askEvery
+	if !news {
+		pause = min(2*max(d.pause, askEvery), askMost)
+	}
+	d.wait(d.clock(), pause)
+}
+
+// askDevices asks the leader what devices there are. Many who need to know share one HANDSHAKE. It reports whether there may
+// be news.
+func (c *Client) askDevices(ctx context.Context) bool {
+	d := c.devices
+	defer d.asked()
+	came := c.cfg.Clock()
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.CallTimeout)
 	defer cancel()
 	select {
@@ -375,16 +442,17 @@ func (c *Client) askDevices(ctx context.Context, certain bool) bool {
 	if d.answered > came {
 		return true
 	}
-	d.asked.Store(came)
 	cn, err := c.conn(ctx)
 	if err != nil {
 		return false
 	}
-	reply, sentAt, err := c.sendHandshake(ctx, cn, c.handshakeRequest(cn.sess.Load()))
+	req := c.handshakeRequest(cn.sess.Load())
+	req.DevicesOnly = true
+	reply, sentAt, err := c.sendHandshake(ctx, cn, req)
 	if err != nil {
 		return false
 	}
 	d.answered = sentAt
-	d.learn(reply.Pool, reply.Devices)
+	d.heard(d.learn(reply.Pool, reply.Devices))
 	return true
 }

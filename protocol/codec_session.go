@@ -18,6 +18,7 @@ func (m *HandshakeRequest) Append(b []byte) []byte {
 	e.optUint("pid_ns", m.PIDNamespace)
 	e.optUint("pid", m.PID)
 	e.optUint("pid_start", m.PIDStart)
+	e.optBool("devices_only", m.DevicesOnly)
 	e.close(s)
 	return e.b
 }
@@ -56,6 +57,8 @@ func (m *HandshakeRequest) Decode(b []byte) error {
 			m.PID = d.uint()
 		case "pid_start":
 			m.PIDStart = d.uint()
+		case "devices_only":
+			m.DevicesOnly = d.bool()
 		default:
 			d.skip()
 		}

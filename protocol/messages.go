@@ -206,6 +206,7 @@ type HandshakeRequest struct {
 	PIDNamespace   uint64 // "pid_ns": inode of /proc/self/ns/pid
 	PID            uint64 // "pid"
 	PIDStart       uint64 // "pid_start": start time of the process in clock ticks
+	DevicesOnly    bool   // "devices_only": with session, nothing is to be told but what devices there are
 }
 
 // GoodbyeRequest is GOODBYE (0x37), which ends the session; the reply is a SuccessReply.

@@ -368,6 +368,25 @@ func (c *testClient) resume() protocol.HandshakeReply {
 	return reply
 }
 
+// Who asks for the devices alone is told of nothing else, nor asked again to give a region up.
+func TestDevicesAloneAreTold(t *testing.T) {
+	r := newTierRig(t)
+	r.ready("h1", "dram", "1", 8)
+	c := r.remote("c", "h2")
+	c.store("k", 4)
+	waits := &revoke{owner: meta.SessionID(c.hello.Session), sent: 5}
+	r.m.revokes[99] = waits
+	req := tierHello("", "", 0)
+	req.Session, req.Secret, req.DevicesOnly = c.hello.Session, c.hello.Secret, true
+	reply := c.handshake(req)
+	require.NoError(t, reply.Err())
+	require.Equal(t, "engine of h1", reply.Devices[0].Endpoint.Engine)
+	require.Empty(t, reply.Regions)
+	require.NotZero(t, waits.sent)
+	require.Len(t, c.resume().Regions, 1)
+	require.Zero(t, waits.sent)
+}
+
 func TestAHomeWhoseDeviceWasGivenUpAttachesItAgain(t *testing.T) {
 	r := newTierRig(t)
 	n := r.ready("h1", "dram", "1", 8)

@@ -184,7 +184,7 @@ func (m *Master) resume(c *Client, h protocol.Header, req *protocol.HandshakeReq
 	}
 	m.mu.Lock()
 	s := m.know(&info)
-	if s.closing || len(s.clients) >= maxSessionClients {
+	if s.closing || len(s.clients) >= maxSessionClients && !slices.Contains(s.clients, c) {
 		closing := s.closing
 		m.mu.Unlock()
 		if closing {
@@ -198,8 +198,12 @@ func (m *Master) resume(c *Client, h protocol.Header, req *protocol.HandshakeReq
 	s.attach(c)
 	c.has(m.featuresOf(req.Features))
 	m.mu.Unlock()
-	m.resendRevokes(s)
 	b, mark := protocol.BeginReply(out, h)
+	if req.DevicesOnly {
+		info.Regions = nil
+	} else {
+		m.resendRevokes(s)
+	}
 	reply := m.welcome(&info, req.Features, true)
 	return protocol.EndFrame(reply.Append(b), mark)
 }
