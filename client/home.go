@@ -97,6 +97,7 @@ func (c *Client) tellSession(fresh bool) {
 
 // adopt makes the regions of a device's home its own again, which it had in an earlier session: their entries stay.
 func (c *Client) adopt(s *session, owned []protocol.OwnedRegion) {
+	defer c.pool.adopts(-1)
 	for i := range owned {
 		o := &owned[i]
 		if o.PageSize != c.cfg.PageSize {

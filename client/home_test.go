@@ -136,3 +136,40 @@ func TestAHomeTakesItsRegionsOver(t *testing.T) {
 	}
 	require.Zero(t, told.Load())
 }
+
+// News of pages of regions that a home is about to take over comes once: it waits for them.
+func TestWhatIsFreedWhileAHomeTakesItsRegionsOverIsFree(t *testing.T) {
+	f := newFake(t, 16*4096, 1)
+	f.addNode(t, "dram", 1<<20).first = true
+	f.limit = 1
+	first := f.open(t, func(cfg *Config) { cfg.Home = true })
+	_, err := first.PutBatch(t.Context(), batch("k", 10))
+	require.NoError(t, err)
+	first.shut(ErrClosed) // without a goodbye
+	free := func(cn *fakeConn, key string) {
+		page := f.drop(f.entries[key])
+		cn.write(protocol.TypeFreed, 0, (&protocol.FreedPush{ID: 1, Pages: []protocol.Page{page}}).Append(nil))
+	}
+	f.do(func() {
+		f.after = func(cn *fakeConn, h protocol.Header) bool {
+			if h.Type == protocol.TypeHandshake { // its reply, which is made already, says that k0 is there
+				free(cn, "k0")
+			}
+			return true
+		}
+		f.before = func(cn *fakeConn, h protocol.Header, _ []byte) *protocol.Error {
+			if h.Type == protocol.TypeAccess {
+				free(cn, "k1")
+			}
+			return nil
+		}
+	})
+	second := f.open(t, func(cfg *Config) { cfg.Home = true })
+	require.Eventually(t, func() bool { return second.Stats().Regions == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return second.Stats().FreePages == 8 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool {
+		second.pool.mu.Lock()
+		defer second.pool.mu.Unlock()
+		return second.pool.kept == nil
+	}, 10*time.Second, time.Millisecond, "nothing is remembered for longer")
+}

@@ -27,6 +27,9 @@ type pool struct {
 	gone   map[uint64]uint64
 	dying  map[uint64]*region // given up, and perhaps still written to
 	sends  map[*sending]struct{}
+	// kept is what was said of pages of unknown regions while some are being adopted: it may be theirs.
+	adopting int
+	kept     []protocol.Page
 	// doubtful says that pages may count as used that are free. The answer to a REGISTER that was sent again may be older
 	// than the HANDSHAKE before it: an entry that had gone by then was not among the occupied pages, and nothing else will
 	// say that it has gone.
@@ -178,6 +181,7 @@ func (p *pool) use(t run) {
 func (p *pool) freed(pg *protocol.Page) {
 	r := p.regions[pg.RegionID]
 	if r == nil {
+		p.keep(pg)
 		return
 	}
 	page, n := r.pagesAt(pg.KVOffset, pg.KVLength)
@@ -200,6 +204,31 @@ func (p *pool) freed(pg *protocol.Page) {
 		return
 	}
 	p.retire(run{r, page, n}, pg.FreeAfterMS)
+}
+
+// maxKept bounds the pages that are kept while regions are adopted. Of more than these only a HANDSHAKE can tell.
+const maxKept = 1 << 16
+
+// keep remembers that a page of a region was freed that may be about to be adopted: nobody says so again.
+func (p *pool) keep(pg *protocol.Page) {
+	switch {
+	case p.adopting == 0:
+	case len(p.kept) == maxKept:
+		p.doubtful = true
+	default:
+		kept := *pg
+		kept.Key = slices.Clone(pg.Key)
+		p.kept = append(p.kept, kept)
+	}
+}
+
+// adopts notes that regions are about to be adopted, or that one who did so has ended.
+func (p *pool) adopts(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.adopting += n; p.adopting == 0 {
+		p.kept = nil
+	}
 }
 
 // evicted is freed for the pages that the answer to a REQUEST_ALLOC names. An answer that was long on its way may tell of
@@ -242,6 +271,11 @@ func (p *pool) add(r *region) {
 	}
 	p.list = append(p.list, r)
 	p.nfree += r.free.count
+	for i := range p.kept {
+		if p.kept[i].RegionID == r.id {
+			p.freed(&p.kept[i])
+		}
+	}
 }
 
 // forget takes a region out of the books: none of its pages is given out or freed any more.

@@ -189,6 +189,10 @@ func (c *Client) handshake(ctx context.Context, cn *conn, first bool) (*protocol
 	if first {
 		c.pool.noteChanges() // what the master says of pages is compared with what has not changed here since
 	}
+	if first && c.cfg.Home {
+		c.pool.adopts(1)
+		defer c.pool.adopts(-1)
+	}
 	reply, sentAt, err := c.sendHandshake(ctx, cn, c.handshakeRequest(old))
 	if old != nil && first && forgotten(err) {
 		return c.replaceSession(ctx, cn, old)
@@ -280,7 +284,10 @@ func (c *Client) beginSession(cn *conn, reply *protocol.HandshakeReply, sentAt i
 	cn.sess.Store(s)
 	c.spawn(func() { c.putKept(s) })
 	if c.cfg.Home && len(reply.Regions) > 0 {
-		c.spawn(func() { c.adopt(s, reply.Regions) }) // a node grants itself access, by the connection that is being made
+		c.pool.adopts(1)
+		if !c.spawn(func() { c.adopt(s, reply.Regions) }) { // a node grants itself access, by the connection that is being made
+			c.pool.adopts(-1)
+		}
 		return
 	}
 	if reply.Resumed || len(reply.Regions) > 0 {
