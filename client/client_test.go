@@ -801,21 +801,25 @@ func TestLostBytesAreMisses(t *testing.T) {
 	t.Run("checksum", func(t *testing.T) {
 		f := newFake(t, 16*4096, 1)
 		c := f.open(t, func(cfg *Config) { cfg.Checksums = true })
-		put(t, c, "k", 4096)
 		file, err := os.OpenFile(f.path, os.O_RDWR, 0)
 		require.NoError(t, err)
-		f.do(func() {
-			x := f.entries["k"].Value.(*fakeEntry)
-			_, err = file.WriteAt([]byte{^value("k", 4096)[9]}, int64(x.loc.Offset+x.loc.KVOffset)+9)
-		})
-		require.NoError(t, err)
+		for _, key := range []string{"k", "l"} {
+			put(t, c, key, 4096)
+			f.do(func() {
+				x := f.entries[key].Value.(*fakeEntry)
+				_, err = file.WriteAt([]byte{^value(key, 4096)[9]}, int64(x.loc.Offset+x.loc.KVOffset)+9)
+			})
+			require.NoError(t, err)
+		}
 		require.NoError(t, file.Close())
 		_, err = c.Get(t.Context(), []byte("k"), nil)
 		require.ErrorIs(t, err, ErrNotFound)
-		v, err := c.ViewBatch(t.Context(), [][]byte{[]byte("k")}, true)
+		v, err := c.ViewBatch(t.Context(), [][]byte{[]byte("l")}, true)
 		require.NoError(t, err)
 		require.Zero(t, v.Len())
 		require.EqualValues(t, 2, c.Stats().ChecksumFaults)
+		put(t, c, "k", 4096)
+		requireValue(t, c, "k", 4096)
 	})
 	t.Run("truncated", func(t *testing.T) {
 		f := newFake(t, 16*4096, 1)

@@ -107,7 +107,7 @@ func (it *CopyItem) check(c *Client) error {
 
 // copySome copies items that fit the window. arena is memory for their bytes, which it gives back, grown if need be.
 func (c *Client) copySome(ctx context.Context, items []CopyItem, res []CopyResult, arena []byte) ([]byte, error) {
-	found, buf := make([]protocol.LookupResult, len(items)), make([][]byte, len(items))
+	found, buf, keys := make([]protocol.LookupResult, len(items)), make([][]byte, len(items)), make([][]byte, len(items))
 	total, asked := uint64(0), c.cfg.Clock()
 	for i := range items {
 		it := &items[i]
@@ -115,6 +115,7 @@ func (c *Client) copySome(ctx context.Context, items []CopyItem, res []CopyResul
 			continue
 		}
 		total += it.length()
+		keys[i] = it.Key
 		found[i] = protocol.LookupResult{
 			Found: true, Location: it.From[0], LeaseMS: unleased, Copies: append([]protocol.Location(nil), it.From[1:]...),
 		}
@@ -129,7 +130,7 @@ func (c *Client) copySome(ctx context.Context, items []CopyItem, res []CopyResul
 			at += items[i].length()
 		}
 	}
-	c.readAll(ctx, found, asked, buf, total, func(i, got int) {
+	c.readAll(ctx, keys, found, asked, buf, total, func(i, got int) {
 		if found[i].Lease != 0 {
 			c.giveBack(found[i].Lease)
 		}

@@ -48,7 +48,7 @@ func TestCopyInAddsALocationToEntries(t *testing.T) {
 			f.do(func() { l = f.entries["far3"].Value.(*fakeEntry).copies[0] })
 			found := []protocol.LookupResult{{Found: true, Location: l, LeaseMS: unleased}}
 			dst := make([][]byte, 1)
-			c.readAll(t.Context(), found, c.cfg.Clock(), dst, 5000, func(_, got int) { require.Equal(t, good, got) })
+			c.readAll(t.Context(), [][]byte{[]byte("far3")}, found, c.cfg.Clock(), dst, 5000, func(_, got int) { require.Equal(t, good, got) })
 			require.Equal(t, value("far3", 5000), dst[0])
 		})
 	}

@@ -8,6 +8,7 @@ type counters struct {
 	retries, reconnects, unknown, serverErrors, suspended, sessionsLost atomic.Uint64
 	shortages, allocs, evicted, freed, revoked, restarts                atomic.Uint64
 	late, checksumFaults, generationMisses, truncated, leasesDropped    atomic.Uint64
+	condemned                                                           atomic.Uint64
 	layersSent                                                          atomic.Uint64
 	copied, promoted, notPromoted, replicas                             atomic.Uint64
 	remoteReads, remoteFaults, fallovers                                atomic.Uint64
@@ -46,6 +47,7 @@ type Stats struct {
 	ChecksumFaults   uint64 // values whose checksum was wrong: counted as misses
 	GenerationMisses uint64 // locations whose device has lost its bytes, or is not to be found
 	Truncated        uint64 // reads of mapped bytes that were gone
+	Condemned        uint64 // locations that the leader dropped, since this client found something else there than was stored
 
 	Copied       uint64 // copies of entries that CopyIn and promotions have added
 	Promoted     uint64 // of those, the ones that the leader wanted when the entry was read
@@ -86,7 +88,8 @@ func (c *Client) Stats() Stats {
 		ServerErrors: n.serverErrors.Load(),
 		Unknown:      n.unknown.Load(), Suspended: n.suspended.Load(), SessionsLost: n.sessionsLost.Load(),
 		Late: n.late.Load(), ChecksumFaults: n.checksumFaults.Load(), GenerationMisses: n.generationMisses.Load(),
-		Truncated: n.truncated.Load(), RemoteReads: n.remoteReads.Load(), RemoteFaults: n.remoteFaults.Load(),
+		Truncated: n.truncated.Load(), Condemned: n.condemned.Load(),
+		RemoteReads: n.remoteReads.Load(), RemoteFaults: n.remoteFaults.Load(),
 		Fallovers:  n.fallovers.Load(),
 		LayersSent: n.layersSent.Load(),
 		Copied:     n.copied.Load(), Promoted: n.promoted.Load(), NotPromoted: n.notPromoted.Load(), Replicas: n.replicas.Load(),

@@ -635,12 +635,36 @@ func (f *fake) keys(_ *fakeConn, typ protocol.Type, p []byte) []byte {
 	var rep protocol.KeysReply
 	for _, k := range r.Keys {
 		e := f.entries[string(k)]
+		if e != nil && r.RegionID != 0 {
+			was, last := e.Value.(*fakeEntry).lose(&r)
+			if !last {
+				rep.Results = append(rep.Results, was)
+				continue
+			}
+		}
 		rep.Results = append(rep.Results, e != nil)
 		if e != nil && typ == protocol.TypeBatchDelete {
 			rep.Freed = append(rep.Freed, f.drop(e))
 		}
 	}
 	return rep.AppendAs(nil, typ)
+}
+
+// lose takes a location away, and reports whether there was one, and whether that was the last.
+func (x *fakeEntry) lose(r *protocol.KeysRequest) (was, last bool) {
+	is := func(l protocol.Location) bool {
+		return l.RegionID == r.RegionID && l.KVOffset <= r.KVOffset && r.KVOffset < l.KVOffset+l.KVLength
+	}
+	if is(x.loc) {
+		if len(x.copies) == 0 {
+			return true, true
+		}
+		x.loc, x.copies = x.copies[0], x.copies[1:]
+		return true, false
+	}
+	n := len(x.copies)
+	x.copies = slices.DeleteFunc(x.copies, is)
+	return len(x.copies) < n, false
 }
 
 // open connects a client to the fake, which is closed at the end of the test.

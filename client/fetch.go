@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"log/slog"
 
 	"larder/protocol"
 	"larder/transfer"
@@ -64,8 +65,11 @@ func (f *fetch) outcome(j int, r *protocol.LookupResult) int {
 	case err != nil:
 		c.counters.remoteFaults.Add(1)
 		c.failed(dev, err)
-		if dev.far.stale.Load() {
+		switch {
+		case dev.far.stale.Load():
 			return stale
+		case errors.Is(err, transfer.ErrMissing) && dev.generation() == r.Generation && !f.hold.over(c.cfg.Clock()):
+			return damaged
 		}
 		return bad
 	case dev.generation() != r.Generation:
@@ -76,7 +80,7 @@ func (f *fetch) outcome(j int, r *protocol.LookupResult) int {
 		return late
 	case c.cfg.Checksums && r.Checksum != 0 && checksum(dst) != r.Checksum:
 		c.counters.checksumFaults.Add(1)
-		return bad
+		return damaged
 	}
 	dev.worked()
 	c.counters.remoteReads.Add(1)
@@ -189,22 +193,31 @@ func (c *Client) rank(ctx context.Context, l *protocol.Location, now int64) int 
 }
 
 // copyAny is copyOut from the best location that can be read, all under the same lease.
-func (c *Client) copyAny(ctx context.Context, r *protocol.LookupResult, sentAt int64, dst []byte, total uint64) ([]byte, int) {
+func (c *Client) copyAny(
+	ctx context.Context, key []byte, r *protocol.LookupResult, sentAt int64, dst []byte, total uint64,
+) ([]byte, int) {
 	c.prefer(ctx, r)
 	value, got := c.copyOut(ctx, r, sentAt, dst, total)
 	if got == good || got == late {
 		return value, got
 	}
-	return c.copyNext(ctx, r, sentAt, value, total, got)
+	return c.copyNext(ctx, key, r, sentAt, value, total, got)
 }
 
 // copyNext reads a result of which one location turned out to be unreadable, from the others. When there is none, and the
 // node of that one has another buffer by now, the leader is asked where that is.
-func (c *Client) copyNext(ctx context.Context, r *protocol.LookupResult, sentAt int64, dst []byte, total uint64, got int) (
-	[]byte, int,
-) {
+func (c *Client) copyNext(
+	ctx context.Context, key []byte, r *protocol.LookupResult, sentAt int64, dst []byte, total uint64, got int,
+) ([]byte, int) {
 	first, again := r.Location, got == stale
-	for len(r.Copies) > 0 && (got == bad || got == stale) {
+	for got != good && got != late {
+		if got == damaged {
+			c.condemn(ctx, key, &r.Location)
+			got = bad
+		}
+		if len(r.Copies) == 0 {
+			break
+		}
 		c.counters.fallovers.Add(1)
 		r.Location, r.Copies = r.Copies[0], r.Copies[1:]
 		dst, got = c.copyOut(ctx, r, sentAt, dst, total)
@@ -213,8 +226,23 @@ func (c *Client) copyNext(ctx context.Context, r *protocol.LookupResult, sentAt 
 		r.Location = first
 		dst, got = c.copyOut(ctx, r, sentAt, dst, total)
 	}
-	if got == stale {
+	if got == stale || got == damaged {
 		got = bad
 	}
 	return dst, got
+}
+
+// condemn has the leader drop a location at which something else lies than was stored, or nothing: the entry would be a miss
+// to all its readers until it is evicted, and a store of the same key would change nothing. The caller holds a lease on the
+// entry, so that no other bytes of its can have come to lie there. What fails is left to the next reader.
+func (c *Client) condemn(ctx context.Context, key []byte, l *protocol.Location) {
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.CallTimeout)
+	defer cancel()
+	was, err := c.remove(ctx, protocol.KeysRequest{Keys: [][]byte{key}, RegionID: l.RegionID, KVOffset: l.KVOffset})
+	if err != nil || !was[0] {
+		return // somebody else was faster, it is pinned, or the masters are of another release
+	}
+	c.counters.condemned.Add(1)
+	c.cfg.Logger.Warn("bytes of the pool are damaged: the leader has dropped them", slog.Uint64("device", l.Device),
+		slog.Uint64("region_id", l.RegionID), slog.Uint64("offset", l.KVOffset), slog.Uint64("bytes", l.KVLength))
 }

@@ -34,23 +34,31 @@ func (c *Client) ExistsBatch(ctx context.Context, keys [][]byte) ([]bool, error)
 func (c *Client) Delete(ctx context.Context, keys ...[]byte) ([]bool, error) {
 	was := make([]bool, 0, len(keys))
 	err := c.inBatches(keys, func(part [][]byte) error {
-		m := &keysMsg{typ: protocol.TypeBatchDelete, req: protocol.KeysRequest{Keys: part}}
-		m.told = func(payload []byte, _ bool) {
-			if late := (&keysMsg{typ: m.typ}); payload != nil && late.rep.DecodeAs(payload, late.typ) == nil {
-				c.reclaim(late.rep.Freed)
-			}
-		}
-		s, err := c.session(ctx)
-		if err != nil {
-			return err
-		}
-		if err := c.mutate(ctx, s, m.typ, m, 0); err != nil {
-			return err
-		}
-		c.reclaim(m.rep.Freed)
-		return m.collect(&was)
+		some, err := c.remove(ctx, protocol.KeysRequest{Keys: part})
+		was = append(was, some...)
+		return err
 	})
 	return was, fail("delete", nil, err)
+}
+
+// remove is DELETE, and reports for each key whether something went.
+func (c *Client) remove(ctx context.Context, req protocol.KeysRequest) (was []bool, err error) {
+	m := &keysMsg{typ: protocol.TypeBatchDelete, req: req}
+	m.told = func(payload []byte, _ bool) {
+		if late := (&keysMsg{typ: m.typ}); payload != nil && late.rep.DecodeAs(payload, late.typ) == nil {
+			c.reclaim(late.rep.Freed)
+		}
+	}
+	s, err := c.session(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.mutate(ctx, s, m.typ, m, 0); err != nil {
+		return nil, err
+	}
+	c.reclaim(m.rep.Freed)
+	err = m.collect(&was)
+	return was, err
 }
 
 // reclaim takes back pages whose entries this client has deleted.

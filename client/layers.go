@@ -336,7 +336,7 @@ func (g *LayerReader) read(i int, dst []byte) error {
 	for j := range r.Copies {
 		place(&r.Copies[j])
 	}
-	if _, got := g.c.copyAny(g.c.life, &r, g.sentAt, dst, uint64(g.total)); got != good { //nolint:gosec // positive
+	if _, got := g.c.copyAny(g.c.life, g.key, &r, g.sentAt, dst, uint64(g.total)); got != good { //nolint:gosec // positive
 		return ErrNotFound
 	}
 	return nil
@@ -380,13 +380,17 @@ func (g *LayerReader) Close() error {
 	}
 	c := g.c
 	sound := !g.over(c.cfg.Clock())
+	wrong := sound && g.sum != nil && g.next == len(g.sizes) && asChecksum(g.sum.Sum64()) != g.found.Checksum
+	if wrong && len(g.found.Copies) == 0 { // of several, which one was read?
+		c.condemn(c.life, g.key, &g.found.Location)
+	}
 	c.letGo(&g.hold)
 	c.giveBack(g.found.Lease)
 	switch {
 	case !sound:
 		c.counters.late.Add(1)
 		return fail("get layers", g.key, ErrLease)
-	case g.sum != nil && g.next == len(g.sizes) && asChecksum(g.sum.Sum64()) != g.found.Checksum:
+	case wrong:
 		c.counters.checksumFaults.Add(1)
 		return fail("get layers", g.key, errors.Join(ErrNotFound, errors.New("the checksum is wrong")))
 	}

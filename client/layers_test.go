@@ -179,6 +179,7 @@ func TestALayerReaderTellsOfAWrongChecksumAndOfALostLease(t *testing.T) {
 	g, err := read()
 	require.NoError(t, err)
 	require.ErrorIs(t, g.Close(), ErrNotFound)
+	n.lay("k", value("k", 200), 12345) // the leader has dropped it
 	g, err = read()
 	require.NoError(t, err)
 	g.broken.Store(true)

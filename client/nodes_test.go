@@ -3,7 +3,10 @@ package client_test
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -19,12 +22,18 @@ import (
 // function that stops it, and the ids of its devices.
 func startNode(t *testing.T, s *server.Server, host string, memMiB, diskMiB int) (stop func(), ids []uint64) {
 	t.Helper()
+	return startNodeAt(t, s, host, memMiB, diskMiB, t.TempDir())
+}
+
+// startNodeAt is startNode with its disk in a directory.
+func startNodeAt(t *testing.T, s *server.Server, host string, memMiB, diskMiB int, dir string) (stop func(), ids []uint64) {
+	t.Helper()
 	cfg := node.Config{
 		Masters: []string{s.Addr()}, Host: host, Listen: []string{"127.0.0.1:0"}, DRAM: uint64((memMiB + 2) * mib), NoMap: true,
 		RegionSize: 4 * mib,
 	}
 	if diskMiB > 0 {
-		cfg.SSD = []node.SSD{{Dir: t.TempDir(), Size: uint64(diskMiB * mib)}}
+		cfg.SSD = []node.SSD{{Dir: dir, Size: uint64(diskMiB * mib)}}
 	}
 	n, err := node.New(cfg)
 	require.NoError(t, err)
@@ -94,6 +103,61 @@ func TestWritingThroughToADisk(t *testing.T) {
 		require.Equal(t, items[i].Value, got)
 	}
 	require.Zero(t, c.Stats().RemoteReads, "memory that is mapped costs less than a disk")
+}
+
+// TestDamageOnADiskIsNoMissForEver: whoever stores a key again whose bytes have rotted finds it free.
+func TestDamageOnADiskIsNoMissForEver(t *testing.T) {
+	s := startServer(t, map[string]int{"cxl": 8})
+	dir := t.TempDir()
+	startNodeAt(t, s, "a", 8, 64, dir)
+	c := open(t, s, client.Config{Tier: "ssd"})
+	values := map[string][]byte{}
+	for _, k := range names("k", 3) {
+		b := make([]byte, 50_000) // which do not compress
+		_, _ = rand.Read(b)
+		values[string(k)] = b
+		_, err := c.Put(t.Context(), k, b)
+		require.NoError(t, err)
+	}
+	rot(t, dir, values["k-1"][:4096])
+	for k, b := range values {
+		got, err := c.Get(t.Context(), []byte(k), nil)
+		if k == "k-1" {
+			require.ErrorIs(t, err, client.ErrNotFound)
+			continue
+		}
+		require.NoError(t, err)
+		require.Equal(t, b, got)
+	}
+	require.EqualValues(t, 1, c.Stats().Condemned)
+	res, err := c.Put(t.Context(), []byte("k-1"), values["k-1"])
+	require.NoError(t, err)
+	require.True(t, res.Stored)
+	got, err := c.Get(t.Context(), []byte("k-1"), nil)
+	require.NoError(t, err)
+	require.Equal(t, values["k-1"], got)
+}
+
+// rot turns a bit in what a store has written.
+func rot(t *testing.T, dir string, written []byte) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.segment"))
+	require.NoError(t, err)
+	for _, name := range files {
+		b, err := os.ReadFile(name)
+		require.NoError(t, err)
+		at := bytes.Index(b, written)
+		if at < 0 {
+			continue
+		}
+		f, err := os.OpenFile(name, os.O_RDWR, 0)
+		require.NoError(t, err)
+		_, err = f.WriteAt([]byte{written[0] ^ 1}, int64(at))
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+		return
+	}
+	require.Fail(t, "it is not there")
 }
 
 func TestLayersOnADiskAndTheirPromotion(t *testing.T) {

@@ -100,7 +100,7 @@ func (c *Client) Get(ctx context.Context, key, dst []byte) ([]byte, error) {
 			c.counters.misses.Add(1)
 			return nil, fail("get", key, ErrNotFound)
 		}
-		value, got := c.copyAny(ctx, r, sentAt, dst, r.KVLength)
+		value, got := c.copyAny(ctx, key, r, sentAt, dst, r.KVLength)
 		c.giveBack(r.Lease)
 		switch got {
 		case good:
@@ -124,10 +124,11 @@ func (c *Client) Get(ctx context.Context, key, dst []byte) ([]byte, error) {
 
 // outcomes of a read.
 const (
-	good  = iota
-	bad   // the bytes are not what was stored: a miss
-	late  // the lease ended first
-	stale // the device has another generation or another buffer than was known: as bad, unless the leader knows more
+	good    = iota
+	bad     // the bytes are not what was stored: a miss
+	late    // the lease ended first
+	stale   // the device has another generation or another buffer than was known: as bad, unless the leader knows more
+	damaged // as bad, and will be for every reader: see condemn
 )
 
 // copyOut copies the bytes of a location, and tells whether they count. total is how many bytes the whole read has.
@@ -158,7 +159,7 @@ func (c *Client) copyOut(ctx context.Context, r *protocol.LookupResult, sentAt i
 		return dst, late
 	case !sound:
 		c.counters.checksumFaults.Add(1)
-		return dst, bad
+		return dst, damaged
 	}
 	c.counters.bytesRead.Add(uint64(len(dst)))
 	c.counters.readFrom(dev)
@@ -250,7 +251,7 @@ func (c *Client) getSome(ctx context.Context, m *lookupMsg, keys, dst [][]byte) 
 			dst[i] = nil
 		}
 	}
-	if c.readAll(ctx, m.rep.Results, sentAt, dst, total, ended) && ctx.Err() != nil {
+	if c.readAll(ctx, keys, m.rep.Results, sentAt, dst, total, ended) && ctx.Err() != nil {
 		return ctx.Err() //nolint:wrapcheck // callers wrap
 	}
 	for _, i := range again {
@@ -266,8 +267,8 @@ func (c *Client) getSome(ctx context.Context, m *lookupMsg, keys, dst [][]byte) 
 // readAll reads the results of a lookup into dst, of total bytes in all, and tells ended of each how that went: bad if it
 // was not found. What is not mapped here is read in one batch of transfers, while the rest is copied. It reports whether
 // there was such a batch.
-func (c *Client) readAll(ctx context.Context, results []protocol.LookupResult, sentAt int64, dst [][]byte, total uint64,
-	ended func(i, got int),
+func (c *Client) readAll(ctx context.Context, keys [][]byte, results []protocol.LookupResult, sentAt int64, dst [][]byte,
+	total uint64, ended func(i, got int),
 ) bool {
 	far, at := c.fetchFar(ctx, results, sentAt, dst), 0
 	for i := range results {
@@ -276,7 +277,7 @@ func (c *Client) readAll(ctx context.Context, results []protocol.LookupResult, s
 			continue
 		}
 		if r.Found {
-			dst[i], got = c.copyAny(ctx, r, sentAt, dst[i], total)
+			dst[i], got = c.copyAny(ctx, keys[i], r, sentAt, dst[i], total)
 		}
 		ended(i, got)
 	}
@@ -288,8 +289,8 @@ func (c *Client) readAll(ctx context.Context, results []protocol.LookupResult, s
 	for j, p := range far.parts {
 		r := &results[p.index]
 		got := far.outcome(j, r)
-		if got == bad || got == stale {
-			dst[p.index], got = c.copyNext(ctx, r, sentAt, dst[p.index], total, got)
+		if got != good && got != late {
+			dst[p.index], got = c.copyNext(ctx, keys[p.index], r, sentAt, dst[p.index], total, got)
 		}
 		ended(p.index, got)
 	}

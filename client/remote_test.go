@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"testing"
@@ -70,6 +71,55 @@ func TestRemoteBytesOfAnotherChecksumAreAMiss(t *testing.T) {
 	_, err := c.Get(t.Context(), []byte("k"), nil)
 	require.ErrorIs(t, err, ErrNotFound)
 	require.EqualValues(t, 1, c.Stats().ChecksumFaults)
+	require.EqualValues(t, 1, c.Stats().Condemned)
+	put(t, c, "k", 4096)
+	requireValue(t, c, "k", 4096)
+}
+
+// What is damaged at one place is dropped there, and read elsewhere; at the last one the key goes with it. Each way to read
+// does so.
+func TestDamagedLocationsAreDropped(t *testing.T) {
+	reads := map[string]func(t *testing.T, c *Client) []byte{
+		"Get": func(t *testing.T, c *Client) []byte {
+			t.Helper()
+			b, _ := c.Get(t.Context(), []byte("k"), nil)
+			return b
+		},
+		"GetBatch": func(t *testing.T, c *Client) []byte {
+			t.Helper()
+			got, err := c.GetBatch(t.Context(), [][]byte{[]byte("k")}, nil)
+			require.NoError(t, err)
+			return got[0]
+		},
+		"View": func(t *testing.T, c *Client) []byte {
+			t.Helper()
+			v, err := c.View(t.Context(), []byte("k"))
+			if err != nil {
+				require.ErrorIs(t, err, ErrNotFound)
+				return nil
+			}
+			defer func() { require.NoError(t, v.Close()) }()
+			return bytes.Clone(v.Bytes())
+		},
+	}
+	for name, read := range reads {
+		t.Run(name, func(t *testing.T) {
+			f := newFake(t, 16*4096, 1)
+			f.features = protocol.FeatureCopies
+			first, second := f.addNode(t, "dram", 1<<20), f.addNode(t, "ssd", 1<<20)
+			for _, n := range []*fakeNode{first, second} {
+				n.lay("k", value("k", 5000), checksum(value("k", 5000)))
+			}
+			c := f.open(t, func(cfg *Config) { cfg.Checksums = true })
+			first.mem[17]++
+			require.Equal(t, value("k", 5000), read(t, c))
+			require.Equal(t, []uint64{3}, f.locations("k"))
+			second.mem[4999]++
+			require.Nil(t, read(t, c))
+			require.Empty(t, f.locations("k"))
+			require.EqualValues(t, 2, c.Stats().Condemned)
+		})
+	}
 }
 
 // A node that was started again has its bytes under another handle, which the leader knows.

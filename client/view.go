@@ -197,9 +197,8 @@ func (v *Views) fill(ctx context.Context, m *lookupMsg, sentAt int64) {
 
 // copied is the item of an entry that is not mapped, of which a copy was made, or is made now from another location.
 func (v *Views) copied(ctx context.Context, i int, key []byte, r *protocol.LookupResult, sentAt int64, got int) viewItem {
-	switch got {
-	case bad, stale:
-		v.copies[i], got = v.c.copyNext(ctx, r, sentAt, v.copies[i], r.KVLength, got)
+	if got != good && got != late {
+		v.copies[i], got = v.c.copyNext(ctx, key, r, sentAt, v.copies[i], r.KVLength, got)
 	}
 	if got == late {
 		v.leaseMS = max(v.leaseMS, r.LeaseMS)
@@ -228,7 +227,7 @@ func (v *Views) item(ctx context.Context, i int, key []byte, r *protocol.LookupR
 		return v.copied(ctx, i, key, r, sentAt, got)
 	}
 	err := dev.read.Refresh(data)
-	sound := true
+	sound, got := true, bad
 	if err == nil && c.cfg.Checksums && r.Checksum != 0 {
 		err = cxl.Guard(func() { sound = checksum(data) == r.Checksum })
 	}
@@ -239,11 +238,14 @@ func (v *Views) item(ctx context.Context, i int, key []byte, r *protocol.LookupR
 		c.counters.generationMisses.Add(1)
 	case !sound:
 		c.counters.checksumFaults.Add(1)
+		if c.cfg.Clock() < leaseEnd(r, sentAt) {
+			got = damaged
+		}
 	default:
 		return viewItem{found: true, data: data, lease: r.Lease, generation: r.Generation, dev: dev}
 	}
 	dev.drop()
-	return v.copied(ctx, i, key, r, sentAt, bad)
+	return v.copied(ctx, i, key, r, sentAt, got)
 }
 
 // count enters what was found in the counters.

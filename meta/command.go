@@ -168,8 +168,13 @@ type Register struct {
 	Entries []protocol.RegisterEntry
 }
 
-// Delete is DELETE and BATCH_DELETE.
-type Delete struct{ Keys [][]byte }
+// Delete is DELETE and BATCH_DELETE. With Region the bytes at Offset of it have turned out not to be what was stored: the
+// keys lose the location that has them, and with their last one they go.
+type Delete struct {
+	Keys   [][]byte
+	Region RegionID // 0 = all locations
+	Offset uint64
+}
 
 // Pin is PIN (and UNPIN, by its kind) of some keys.
 type Pin struct {
@@ -518,8 +523,23 @@ func (d *decoder) keys() [][]byte {
 	return keys
 }
 
-func (c *Delete) appendTo(b []byte) []byte { return appendKeys(b, c.Keys) }
-func (c *Delete) decode(d *decoder)        { c.Keys = d.keys() }
+func (c *Delete) appendTo(b []byte) []byte {
+	b = appendKeys(b, c.Keys)
+	if c.Region != 0 {
+		b = binary.AppendUvarint(binary.AppendUvarint(b, uint64(c.Region)), c.Offset)
+	}
+	return b
+}
+
+func (c *Delete) decode(d *decoder) {
+	c.Keys = d.keys()
+	if d.err == nil && len(d.b) > 0 {
+		c.Region, c.Offset = RegionID(d.uvarint()), d.uvarint()
+		if c.Region == 0 {
+			d.fail()
+		}
+	}
+}
 
 func (c *Pin) appendTo(b []byte) []byte {
 	b = appendBool(appendBool(b, c.Undo), c.Strict)

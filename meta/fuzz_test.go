@@ -29,7 +29,7 @@ func sampleCommands() []Command {
 			Key: []byte("k"), RegionID: 1, KVOffset: 4096, KVLength: 100, Epoch: 2, Checksum: 3, TTLMS: 4,
 			HasPrefix: true, Hash: 5, Parent: 6, Index: 7, Group: 1<<16 | 2, Touch: true, Replicas: 2,
 		}}},
-		&Delete{Keys: [][]byte{[]byte("a"), []byte("b")}},
+		&Delete{Keys: [][]byte{[]byte("a"), []byte("b")}}, &Delete{Keys: [][]byte{[]byte("a")}, Region: 3, Offset: 4096},
 		&Pin{Class: ClassHard, Owner: "o", Until: 9, Strict: true, Keys: [][]byte{[]byte("a")}},
 		&Pin{Undo: true, Keys: [][]byte{[]byte("a")}},
 		&Cancel{Seqs: []uint64{1, 2}}, &Clear{All: true, Prefix: []byte("p"), Context: &Context{Tenant: "t", Model: "m"}},

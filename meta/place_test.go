@@ -516,6 +516,43 @@ func TestAHomeInheritsFromItsLastSession(t *testing.T) {
 	require.Equal(t, RegionOrphaned, first.State)
 	code, _ := p.apply(Header{}, &FencedRegion{Region: first.ID, Epoch: first.Epoch})
 	require.Zero(t, code)
+	p.check()
+}
+
+// TestDamagedLocationsAreDropped: one location goes, its owner is told unless it is the one that says so, and with the last
+// one the entry goes.
+func TestDamagedLocationsAreDropped(t *testing.T) {
+	p := newTiered(t)
+	slot := p.put("k", 1)
+	require.Zero(t, p.copy("k", 0, 2))
+	require.Zero(t, p.copy("k", 1, 3))
+	damaged := func(id SessionID, r AllocResult, at uint64) (code protocol.Code, freed []Page) {
+		c, body := p.apply(Header{Session: id}, &Delete{Keys: [][]byte{[]byte("k")}, Region: r.Region, Offset: at})
+		require.Zero(t, c)
+		d, err := DecodeDelete(body)
+		require.NoError(t, err)
+		return d.Codes[0], d.Freed
+	}
+	code, _ := damaged(p.client, p.fast, 0)
+	require.Equal(t, protocol.CodeNotFound, code, "it lies elsewhere in that region")
+	code, freed := damaged(p.client, p.slow[0], 2*page+1)
+	require.Zero(t, code)
+	require.True(t, freed[0].Copy)
+	require.Len(t, p.res.Effects, 1)
+	require.Equal(t, p.homes[0].session, p.res.Effects[0].Owner)
+	require.Equal(t, ReasonLost, p.res.Effects[0].Reason)
+	require.Equal(t, []Slot{slot}, p.res.Parted)
+	code, freed = damaged(p.client, p.fast, page)
+	require.Zero(t, code)
+	require.True(t, freed[0].Copy)
+	require.Empty(t, p.res.Effects, "its owner has the answer")
+	require.Equal(t, []DeviceID{p.homes[1].device}, p.where("k"))
+	code, freed = damaged(p.client, p.slow[1], 3*page)
+	require.Zero(t, code)
+	require.False(t, freed[0].Copy)
+	require.Len(t, p.res.Effects, 1)
+	_, found := p.m.Find(TenantID{}, []byte("k"))
+	require.False(t, found)
 }
 
 // Clients that share a device share what is demoted, too, by how much they have there. What one has no use for is others'.

@@ -307,11 +307,56 @@ func (m *Machine) applyDelete(s *session, c *Delete, out *Results) {
 			out.uvarint(uint64(protocol.CodeNotFound))
 		case m.table.at(slot).pins > 0:
 			out.uvarint(uint64(protocol.CodePinned))
+		case c.Region != 0:
+			m.deleteAt(s, slot, c, out)
 		default:
 			out.uvarint(0)
 			p := m.page(slot, false)
 			out.buf = p.appendTo(out.buf)
 			m.drop(slot, ReasonDeleted, s == nil || p.Owner != s.id)
 		}
+	}
+}
+
+// deleteAt removes the location of an entry whose bytes are damaged. The entry lives on in a copy, if one is served, or goes.
+func (m *Machine) deleteAt(s *session, slot Slot, c *Delete, out *Results) {
+	if m.settings.Version < VersionTiers {
+		out.uvarint(uint64(protocol.CodeUnsupported))
+		return
+	}
+	x := m.table.at(slot)
+	var (
+		at placeID
+		in *region
+		p  Page
+	)
+	m.locations(x, func(id placeID, r *region, offset uint64) bool {
+		if r.id == c.Region && c.Offset >= offset && c.Offset-offset < uint64(x.length) {
+			at, in, p = id, r, m.pageAt(slot, r, offset, false)
+		}
+		return in == nil
+	})
+	if in == nil {
+		out.uvarint(uint64(protocol.CodeNotFound))
+		return
+	}
+	tell := s == nil || p.Owner != s.id
+	isCopy, heir := at != 0 && (x.flags&flagMoved == 0 || at != x.places), placeID(0)
+	if x.places != 0 && m.kept(x) {
+		heir = m.servedCopy(x)
+	}
+	p.Copy = isCopy || heir != 0
+	out.uvarint(0)
+	out.buf = p.appendTo(out.buf)
+	switch {
+	case isCopy:
+		m.loseCopy(at, ReasonLost, tell)
+	case heir != 0:
+		if tell {
+			m.tell(slot, in, p.Offset, ReasonLost)
+		}
+		m.fall(slot, heir, false)
+	default:
+		m.drop(slot, ReasonLost, tell)
 	}
 }

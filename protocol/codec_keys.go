@@ -10,6 +10,8 @@ func (m *KeysRequest) AppendAs(b []byte, t Type) []byte {
 	e.optStr("kind", m.Pin.Kind)
 	e.optStr("owner", m.Pin.Owner)
 	e.optUint("ttl_ms", m.Pin.TTLMS)
+	e.optUint("region_id", m.RegionID)
+	e.optUint("kv_offset", m.KVOffset)
 	e.close(s)
 	return e.b
 }
@@ -31,6 +33,10 @@ func (m *KeysRequest) DecodeAs(b []byte, t Type) error {
 			m.Pin.Owner = d.str(pin.Owner, MaxNameBytes)
 		case "ttl_ms":
 			m.Pin.TTLMS = d.uint()
+		case "region_id":
+			m.RegionID = d.uint()
+		case "kv_offset":
+			m.KVOffset = d.uint()
 		default:
 			d.mutation(name, &m.Mutation)
 		}

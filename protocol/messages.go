@@ -394,6 +394,9 @@ type KeysRequest struct {
 	Mutation
 	Keys [][]byte
 	Pin  PinSpec // for PIN and UNPIN
+	// RegionID ("region_id") and KVOffset ("kv_offset"), for DELETE: the bytes there turned out not to be what was stored, and
+	// the key loses that location alone, as long as it has another. 0: it goes.
+	RegionID, KVOffset uint64
 }
 
 // PinSpec says what kind of pin; its fields lie beside the keys.

@@ -58,8 +58,11 @@ func (m *Master) mutate(c *Client, sc *scratch, h protocol.Header, payload, out 
 		err = m.decodeRegister(&sc.register, h.Type, payload)
 		mut, cmd = sc.register.Mutation, &meta.Register{Context: sc.register.Context, Entries: sc.register.Entries}
 	case protocol.TypeDelete, protocol.TypeBatchDelete:
-		err = sc.keys.DecodeAs(payload, h.Type)
-		mut, cmd = sc.keys.Mutation, &meta.Delete{Keys: sc.keys.Keys}
+		if err = sc.keys.DecodeAs(payload, h.Type); err == nil && sc.keys.RegionID != 0 {
+			err = m.needTiers()
+		}
+		mut = sc.keys.Mutation
+		cmd = &meta.Delete{Keys: sc.keys.Keys, Region: meta.RegionID(sc.keys.RegionID), Offset: sc.keys.KVOffset}
 	case protocol.TypePin, protocol.TypeUnpin, protocol.TypeBatchPin, protocol.TypeBatchUnpin:
 		if err = sc.keys.DecodeAs(payload, h.Type); err == nil {
 			mut = sc.keys.Mutation

@@ -192,6 +192,8 @@ func (w *world) delete(s *session, c *meta.Delete) result {
 			d.Codes = append(d.Codes, protocol.CodeNotFound)
 		case e.hard():
 			d.Codes = append(d.Codes, protocol.CodePinned)
+		case c.Region != 0:
+			w.deleteAt(s, e, c, &d)
 		default:
 			d.Codes = append(d.Codes, 0)
 			d.Freed = append(d.Freed, e.primary().page())
@@ -199,6 +201,33 @@ func (w *world) delete(s *session, c *meta.Delete) result {
 		}
 	}
 	return result{value: d}
+}
+
+// deleteAt removes the location of an entry that has the byte which a client found damaged.
+func (w *world) deleteAt(s *session, e *entry, c *meta.Delete, d *meta.DeleteResult) {
+	i := slices.IndexFunc(e.at, func(l *location) bool {
+		return l.region.id == c.Region && l.offset <= c.Offset && c.Offset < l.offset+e.length
+	})
+	switch {
+	case w.settings.Version < meta.VersionTiers:
+		d.Codes = append(d.Codes, protocol.CodeUnsupported)
+		return
+	case i < 0:
+		d.Codes = append(d.Codes, protocol.CodeNotFound)
+		return
+	}
+	l := e.at[i]
+	p, mine := l.page(), s != nil && l.region.owner == s
+	p.Copy = l != e.primary() || w.heir(e) != nil
+	d.Codes, d.Freed = append(d.Codes, 0), append(d.Freed, p)
+	if !p.Copy {
+		w.drop(e, meta.ReasonLost, !mine)
+		return
+	}
+	if !mine {
+		w.tell(l, meta.ReasonLost)
+	}
+	w.leaves(l)
 }
 
 // holding is a pin and what it holds.

@@ -98,7 +98,13 @@ func (g *generator) copies(id meta.SessionID) []protocol.RegisterEntry {
 	entries := []protocol.RegisterEntry{}
 	for range 1 + g.IntN(3) {
 		e := protocol.RegisterEntry{Copy: true, Key: g.key(), KVLength: page, Of: g.Uint64N(9), Replicas: g.wished()}
-		if slot := g.any(); g.p.m.Birth(slot) != 0 {
+		slot := g.any()
+		for range g.IntN(4) { // one with many copies, now and then: few reach the limit
+			if other := g.any(); g.p.m.Birth(other) != 0 && len(g.p.m.Locations(other, nil)) > 2 {
+				slot = other
+			}
+		}
+		if g.p.m.Birth(slot) != 0 {
 			x := g.p.m.Entry(slot)
 			e.Key, e.KVLength, e.Checksum = slices.Clone(g.p.m.Key(slot)), x.Length, x.Checksum*g.Uint64N(3)
 			e.Slot, e.Of = uint64(slot), g.p.m.Birth(slot)

@@ -338,7 +338,14 @@ func (g *generator) clients(id meta.SessionID, n int) meta.Command {
 	case 4, 5, 6, 7, 8, 9, 10:
 		return g.register(id)
 	case 11, 12:
-		return &meta.Delete{Keys: g.keys()}
+		c := &meta.Delete{Keys: g.keys()}
+		if slot := g.any(); g.one(4) && g.p.m.Birth(slot) != 0 { // one of its locations, or nearly
+			if all := g.p.m.Locations(slot, nil); len(all) > 0 {
+				l := pick(g, all)
+				c.Keys, c.Region, c.Offset = [][]byte{slices.Clone(g.p.m.Key(slot))}, l.Region, l.Offset+g.Uint64N(l.Length+1)
+			}
+		}
+		return c
 	case 13, 14:
 		c := &meta.Pin{Undo: g.one(2), Class: meta.Class(1 + g.IntN(2)), Keys: g.keys(), Strict: g.one(4)}
 		if g.one(2) {
