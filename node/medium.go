@@ -110,7 +110,7 @@ func (d *mapped) window(e *transfer.Engine, offset, length uint64, name string) 
 	if offset < cxl.HeaderSpan || offset > size || length == 0 || length > size-offset {
 		return nil, fmt.Errorf("node: %d bytes at %d are not within the device's %d", length, offset, size)
 	}
-	return d.buffer(e, offset-cxl.HeaderSpan, length, transfer.BufferOptions{Name: name})
+	return d.buffer(e, offset-cxl.HeaderSpan, length, transfer.BufferOptions{Name: name, Unlisted: true})
 }
 
 // buffer registers a part of the mapping. Memory that needs barriers is registered as a storage, whose accesses have them.

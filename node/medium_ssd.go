@@ -116,7 +116,7 @@ func (d *ssdMedium) window(e *transfer.Engine, offset, length uint64, name strin
 	if size := d.store.Size(); offset > size || length == 0 || length > size-offset {
 		return nil, fmt.Errorf("node: %d bytes at %d are not within the device's %d", length, offset, size)
 	}
-	return e.RegisterStorage(storage{d, d.store, offset}, length, transfer.BufferOptions{Name: name}) //nolint:wrapcheck // says what to do
+	return e.RegisterStorage(storage{d, d.store, offset}, length, transfer.BufferOptions{Name: name, Unlisted: true}) //nolint:wrapcheck // as above
 }
 
 func (*ssdMedium) keeps() bool { return true }

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"slices"
 	"sync"
@@ -32,15 +31,21 @@ type BufferInfo struct {
 // maxName bounds the names of engines and buffers, in bytes: they stand in a descriptor, of which all must fit a frame.
 const maxName = 128
 
-// maxBuffers bounds the buffers of an engine for the same reason.
-const maxBuffers = 4096
+// maxListed bounds the buffers in a descriptor for the same reason; maxBuffers bounds all of an engine. Each takes a word of
+// a table that processes of this host map, and a few hundred bytes here: a device of 4 TiB in regions of 64 MiB has as many.
+const (
+	maxListed  = 4096
+	maxBuffers = 64 << 10
+)
 
 // Buffer is memory that other processes may reach. Its methods may be called concurrently.
 type Buffer struct {
 	e    *Engine
 	info BufferInfo
 	mem  []byte
-	slot int // in the table that processes of this host see
+	slot int // in the table that processes of this host see; -1: none, since nobody can map it
+
+	unlisted bool
 
 	file   *os.File // that mem is mapped from; nil if it is this process's alone
 	offset int64
@@ -68,6 +73,7 @@ type interrupter interface{ interrupt() }
 type BufferOptions struct {
 	Name     string // for descriptors
 	ReadOnly bool   // WRITEs are refused
+	Unlisted bool   // it stands in no descriptor: whoever needs it is told its handle in another way
 	// File is what the memory is mapped from, shared, and Offset where in it: processes of this host map it too, and copy
 	// by themselves. They can reach nothing else of the file as long as they keep to the protocol; one that must not be
 	// trusted with it must not be given a token. The file must stay open until [Buffer.Retire] has returned.
@@ -124,17 +130,20 @@ func (e *Engine) add(b *Buffer, o BufferOptions) error {
 	if e.closed {
 		return ErrClosed
 	}
-	old := *e.buffers.Load()
-	if len(old) >= maxBuffers {
-		return fmt.Errorf("transfer: register %q: %d buffers are registered, retire some", o.Name, len(old))
+	if b.unlisted = o.Unlisted; e.registered >= maxBuffers || !b.unlisted && e.listed >= maxListed {
+		return fmt.Errorf("transfer: register %q: %d buffers are registered, of at most %d, and %d are listed, of at most %d: retire some",
+			o.Name, e.registered, maxBuffers, e.listed, maxListed)
 	}
 	generation, err := newGeneration()
 	if err != nil {
 		return err
 	}
-	if n := len(e.freeSlots); n > 0 {
+	switch n := len(e.freeSlots); {
+	case b.storage != nil:
+		b.slot = -1
+	case n > 0:
 		b.slot, e.freeSlots = e.freeSlots[n-1], e.freeSlots[:n-1]
-	} else {
+	default:
 		b.slot, e.slots = e.slots, e.slots+1
 	}
 	e.lastBuffer++
@@ -145,14 +154,39 @@ func (e *Engine) add(b *Buffer, o BufferOptions) error {
 	if b.info.Storage {
 		b.info.ID |= storageBit
 	}
-	now := maps.Clone(old)
-	now[b.info.ID] = b
 	if e.sharer != nil {
 		e.sharer.publish(b, b.info.Generation)
 	}
-	e.buffers.Store(&now)
-	e.changed()
+	e.buffers.m.Store(b.info.ID, b)
+	e.count(b, 1)
 	return nil
+}
+
+// bufferTable finds buffers by their ids, without a lock.
+type bufferTable struct{ m sync.Map }
+
+// of is the buffer of an id, nil if there is none.
+func (t *bufferTable) of(id uint32) *Buffer {
+	v, _ := t.m.Load(id)
+	b, _ := v.(*Buffer)
+	return b
+}
+
+// all are the buffers, in no order.
+func (t *bufferTable) all(yield func(*Buffer) bool) {
+	t.m.Range(func(_, v any) bool {
+		b, _ := v.(*Buffer)
+		return yield(b)
+	})
+}
+
+// count counts a buffer, and has the descriptor be published if it is in there. The caller holds mu.
+func (e *Engine) count(b *Buffer, by int) {
+	e.registered += by
+	if !b.unlisted {
+		e.listed += by
+		e.changed()
+	}
 }
 
 // newGeneration draws one. Who cannot read it cannot guess it.
@@ -217,6 +251,9 @@ func (b *Buffer) fence() {
 }
 
 func (e *Engine) freeSlot(slot int) {
+	if slot < 0 {
+		return
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.freeSlots = append(e.freeSlots, slot)
@@ -226,15 +263,14 @@ func (e *Engine) freeSlot(slot int) {
 func (e *Engine) forget(b *Buffer) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	now := maps.Clone(*e.buffers.Load())
-	delete(now, b.info.ID)
-	e.buffers.Store(&now)
-	e.changed()
+	if _, there := e.buffers.m.LoadAndDelete(b.info.ID); there {
+		e.count(b, -1)
+	}
 }
 
 // find finds the buffer that a request means, if it may do what it asks for.
 func (e *Engine) find(op Op, h Handle, off, length uint64) (*Buffer, error) {
-	b := (*e.buffers.Load())[h.ID]
+	b := e.buffers.of(h.ID)
 	if b == nil || b.info.Generation != h.Generation {
 		return nil, ErrStale
 	}

@@ -149,7 +149,7 @@ type Engine struct {
 	clock    func() int64
 	topology *Topology
 	choosy   bool // it makes a difference where local memory lies
-	buffers  atomic.Pointer[map[uint32]*Buffer]
+	buffers  bufferTable
 	staging  *staging
 	inbox    inbox
 	counters *counters
@@ -170,6 +170,8 @@ type Engine struct {
 	closed     bool
 	lastBuffer uint32
 	slots      int // that buffers have had
+	registered int // buffers
+	listed     int // those in the descriptor
 	freeSlots  []int
 	segments   map[*Segment]struct{}
 }
@@ -183,7 +185,6 @@ func New(cfg Config) (*Engine, error) {
 		cfg: cfg, clock: monotonic(), segments: map[*Segment]struct{}{},
 		ticks: make(chan struct{}, 1), news: make(chan struct{}, 1),
 	}
-	e.buffers.Store(&map[uint32]*Buffer{})
 	e.staging = newStaging(cfg.StagingBytes)
 	e.counters = newCounters()
 	e.inbox.queue = make(chan Notification, notificationQueue)
@@ -252,8 +253,10 @@ func (e *Engine) Describe() Descriptor {
 	if e.sharer != nil {
 		d.Host = cxl.BootName()
 	}
-	for _, b := range *e.buffers.Load() {
-		d.Buffers = append(d.Buffers, b.info)
+	for b := range e.buffers.all {
+		if !b.unlisted {
+			d.Buffers = append(d.Buffers, b.info)
+		}
 	}
 	slices.SortFunc(d.Buffers, func(a, b BufferInfo) int { return cmp.Compare(a.ID, b.ID) })
 	return d
@@ -301,7 +304,7 @@ func (e *Engine) unshare(stop <-chan struct{}) error {
 	if e.sharer == nil {
 		return nil
 	}
-	for _, b := range *e.buffers.Load() {
+	for b := range e.buffers.all {
 		e.sharer.publish(b, 0)
 	}
 	defer e.sharer.close()

@@ -53,7 +53,7 @@ const (
 	headerSize   = 48
 	frameVersion = 1
 	maxHello     = 4 << 10 // bytes of the first frame's body
-	maxControl   = 2 << 20 // bytes of a body on a control connection: a descriptor of maxBuffers buffers and a topology
+	maxControl   = 2 << 20 // bytes of a body on a control connection: a descriptor of maxListed buffers and a topology
 )
 
 // Types of frames.

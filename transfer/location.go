@@ -74,7 +74,7 @@ func (e *Engine) localLocation(mem []byte) string {
 		return ""
 	}
 	at := addressOf(mem)
-	for _, b := range *e.buffers.Load() {
+	for b := range e.buffers.all {
 		if at-addressOf(b.mem) < uintptr(len(b.mem)) { // the difference wraps if it lies before
 			return b.info.Location
 		}

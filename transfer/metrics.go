@@ -200,7 +200,7 @@ func (m metrics) transports(c *counters) {
 // own emits what the engine has.
 func (m metrics) own(e *Engine) {
 	buffers, bytes := map[bool]int{}, map[bool]uint64{}
-	for _, b := range *e.buffers.Load() {
+	for b := range e.buffers.all {
 		buffers[b.info.Storage]++
 		bytes[b.info.Storage] += b.info.Bytes
 	}

@@ -185,8 +185,8 @@ func (p *rdmaPeer) closeLink(ctx context.Context, k *rdmaLink) error {
 	return err
 }
 
-// maxGrants bounds the grants that are kept, as many as a peer has buffers.
-const maxGrants = maxBuffers
+// maxGrants bounds the grants that are kept: beyond it they are asked for each time.
+const maxGrants = 4096
 
 // grant is how a buffer is reached, as the peer has said once.
 func (p *rdmaPeer) grant(ctx context.Context, h Handle) (*grant, error) {

@@ -204,7 +204,7 @@ func (v *rdmaServed) make(ctx context.Context, h *header, ask *connectAsk, g *gu
 
 // grant tells how a buffer is reached.
 func (v *rdmaServed) grant(h *header) error {
-	b := (*v.r.e.buffers.Load())[h.buffer]
+	b := v.r.e.buffers.of(h.buffer)
 	if b == nil || b.info.Generation != h.gen {
 		return v.fail(h, statusStale, ErrStale)
 	}

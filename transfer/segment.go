@@ -295,7 +295,7 @@ func ParseDescriptor(b []byte) (*Descriptor, error) {
 	switch {
 	case len(d.Engine) != 32:
 		return nil, fmt.Errorf("transfer: read a descriptor: %.40q is no engine's id", d.Engine)
-	case len(d.Name) > maxName || len(d.Rails) > maxRails || len(d.Buffers) > maxBuffers || len(d.NICs) > maxNICs:
+	case len(d.Name) > maxName || len(d.Rails) > maxRails || len(d.Buffers) > maxListed || len(d.NICs) > maxNICs:
 		return nil, errors.New("transfer: read a descriptor: it is too large")
 	case slices.ContainsFunc(d.NICs, func(n string) bool { return !validNIC(n) }):
 		return nil, fmt.Errorf("transfer: read a descriptor: a NIC's name is from 1 to %d bytes", maxName)

@@ -221,7 +221,7 @@ func (s *sharer) dismiss(p *sharedWith) {
 func (s *sharer) publish(b *Buffer, generation uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.closed {
+	if !s.closed && b.slot >= 0 {
 		s.table.word(b.slot * 8).Store(generation)
 	}
 }

@@ -102,7 +102,7 @@ func (b *Buffer) judge(op Op, off uint64, err error) error {
 
 // retireStorage retires the storage buffers of an engine that is being closed.
 func (e *Engine) retireStorage(stop <-chan struct{}) (err error) {
-	for _, b := range *e.buffers.Load() {
+	for b := range e.buffers.all {
 		if b.storage == nil {
 			continue
 		}
