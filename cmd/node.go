@@ -29,7 +29,7 @@ type nodeCmd struct {
 
 	DRAM    server.Size `name:"dram" env:"LARDER_NODE_DRAM" help:"Memory of this process to contribute: what lies there goes with it (default 0: none)."`
 	SSD     []string    `name:"ssd" env:"LARDER_NODE_SSD" placeholder:"DIR" help:"Directory of an SSD store to contribute: what lies there outlives the node; may be given several times."`
-	SSDSize server.Size `name:"ssd-size" env:"LARDER_NODE_SSD_SIZE" help:"Bytes that each SSD holds; the disk takes a fifth more. Needed to make a store; then it has its size."`
+	SSDSize server.Size `name:"ssd-size" env:"LARDER_NODE_SSD_SIZE" help:"Bytes that each SSD holds; the disk takes a quarter more. Needed to make a store; then it has its size."`
 	CXL     []string    `name:"cxl" env:"LARDER_NODE_CXL" sep:"none" placeholder:"PATH" help:"CXL memory to contribute: PATH[,size=8GiB][,coherence=hardware][,force], as --pool of larder serve; may be given several times."`
 
 	Bandwidth  server.Size `env:"LARDER_NODE_BANDWIDTH" default:"256MiB" help:"Bytes per second that copies between tiers may take, of all devices (default 256MiB)."`

@@ -37,7 +37,7 @@ type Config struct {
 	TransferToken  Secret `yaml:"transfer_token" help:"What all that reach the devices by transfer must know, nodes and clients."`
 	DRAM           Size   `yaml:"dram" help:"Memory of this process to contribute to the pool, as larder node does; what lies there goes with it. 0: none."`
 	SSD            string `yaml:"ssd" help:"Directory of an SSD store to contribute. Empty: none."`
-	SSDSize        Size   `yaml:"ssd_size" help:"Bytes that the SSD store holds; the disk takes a fifth more. Needed to make it; then it has its size."`
+	SSDSize        Size   `yaml:"ssd_size" help:"Bytes that the SSD store holds; the disk takes a quarter more. Needed to make it; then it has its size."`
 
 	Tick              time.Duration `yaml:"tick" help:"Step of the Raft clock."`
 	HeartbeatInterval time.Duration `yaml:"heartbeat_interval" help:"How often the leader shows that it is there; a multiple of tick."`

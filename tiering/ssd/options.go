@@ -33,6 +33,7 @@ const (
 	discardThreshold     = 1 // the same of discards, which make room
 	reserveBase          = 4 // segments that never count as usable: those, the one being written, and one to gain
 	reserveShare         = 12
+	fullShare            = 24  // the part of the address space, in live bytes, that the headers of all records take at most
 	recordOverhead       = 144 // bytes of log for a record's header, and for a discard that may follow it
 	compressedWorthTenth = 9   // compressed bytes are kept if they are at most this many tenths
 )
@@ -81,8 +82,8 @@ type Options struct {
 	Generation uint64   // of a store that is made; one that exists keeps its own
 	Size       uint64   // bytes of the logical address space
 
-	// Capacity is how many bytes of disk the store takes, all of them when it is made. Default: Size, and a sixth for
-	// compaction to work with. A store that exists may get more, not less.
+	// Capacity is how many bytes of disk the store takes, all of them when it is made. Default: what Size takes in
+	// records of one block, and a sixth for compaction to work with: a quarter more than Size. A store that exists may get more, not less.
 	Capacity int64
 	// SegmentBytes is the size of a segment. Default 64 MiB, or more to stay within 4096 segments.
 	SegmentBytes int64
@@ -135,28 +136,42 @@ func (o Options) shape() (segment int64, slots int, err error) {
 	if o.Size == 0 || o.Size > 1<<62 {
 		return 0, 0, fmt.Errorf("%w: a logical size of %d bytes", ErrOptions, o.Size)
 	}
-	capacity, segment := o.Capacity, o.SegmentBytes
-	if capacity == 0 {
-		capacity = int64(o.Size) + int64(o.Size)/5
-	}
+	segment = o.SegmentBytes
 	if segment == 0 {
 		segment = defaultSegmentBytes
-		for segment*maxSlots < capacity {
+		for o.slots(segment) > maxSlots && segment <= maxSegmentBytes {
 			segment *= 2
 		}
-	}
-	if o.Capacity == 0 {
-		capacity += (reserveBase + 2) * segment
 	}
 	if segment < minSegmentBytes || segment > maxSegmentBytes || segment%(block*recordShare) != 0 {
 		return 0, 0, fmt.Errorf("%w: segments of %d bytes: want a multiple of %d from %d to %d",
 			ErrOptions, segment, block*recordShare, minSegmentBytes, int64(maxSegmentBytes))
 	}
-	n := capacity / segment
+	n := o.slots(segment)
 	if n < minSlots || n > maxSlots {
 		return 0, 0, fmt.Errorf("%w: %d segments of %d bytes: want %d to %d", ErrOptions, n, segment, minSlots, maxSlots)
 	}
 	return segment, int(n), nil
+}
+
+// slots is how many segments of a size the store has: those of its capacity, or as many as hold the whole address space in
+// records of one block, which cost the most, and a bit for what is cut to pieces. Up to maxSlots is exact.
+func (o Options) slots(segment int64) int64 {
+	if o.Capacity != 0 {
+		return o.Capacity / segment
+	}
+	need := int64(o.Size) + int64(o.Size)/fullShare //nolint:gosec // checked by shape
+	n := int64(minSlots)
+	for n <= maxSlots && usableBytes(n, segment) < need {
+		n++
+	}
+	return n
+}
+
+// usableBytes is what live pieces of a store with n segments may cost. The reserve is compaction's, so that there is always a
+// segment with something to gain; the end of one may stay empty if a record does not fit, and the footer takes a part.
+func usableBytes(n, segment int64) int64 {
+	return (n - reserveBase - n/reserveShare) * (segment - segment/recordShare - segment/64)
 }
 
 // Stats is what a store tells of itself. Counters count from Open.

@@ -76,9 +76,7 @@ func (s *Store) load() (err error) {
 	s.segBlocks = uint32(sb.segment / block) //nolint:gosec // bounded by maxSegmentBytes
 	s.maxRecord = int(min(maxRecordBytes, sb.segment/recordShare))
 	n := int64(len(sb.slots))
-	reserve := reserveBase + n/reserveShare
-	// The end of a segment may stay empty if a record does not fit, and the footer takes a part.
-	s.usable = (n - reserve) * int64(sb.segment-sb.segment/recordShare-sb.segment/64) //nolint:gosec // bounded
+	s.usable = usableBytes(n, int64(sb.segment)) //nolint:gosec // bounded
 	s.index.used = make([]usage, n)
 	if err := s.openSegments(int64(sb.segment)); err != nil { //nolint:gosec // bounded
 		return err

@@ -520,3 +520,28 @@ func TestReadersUnderCompaction(t *testing.T) {
 	readers.Wait()
 	require.Greater(t, s.Stats().Compactions, int64(5))
 }
+
+// TestWholeAddressSpace: a store of the default capacity takes all of its size in the smallest pages, however often they are
+// replaced, also with many segments, of which a share is compaction's.
+func TestWholeAddressSpace(t *testing.T) {
+	disk := newMemFS()
+	o := small(disk)
+	o.Size, o.Capacity, o.Compression = 200*minSegmentBytes, 0, CompressOff
+	s := open(t, o)
+	page := random(1, block)
+	for round := range 2 {
+		var writers sync.WaitGroup
+		for w := range uint64(32) {
+			writers.Go(func() {
+				for i := w * block; i < o.Size; i += 32 * block {
+					if err := s.Write(t.Context(), i, page); err != nil {
+						t.Errorf("round %d, at %d of %d: %v", round, i, o.Size, err)
+						return
+					}
+				}
+			})
+		}
+		writers.Wait()
+	}
+	require.Less(t, s.Stats().Capacity, int64(o.Size)*13/10)
+}
