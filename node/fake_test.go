@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -29,6 +30,7 @@ type masters struct {
 	attaches int
 	tasks    []protocol.Task
 	done     []protocol.TaskDoneRequest
+	asked    []taskAsk
 	canceled map[uint64]bool
 	copies   func(items []protocol.TaskItem) (copied, error)
 }
@@ -105,32 +107,34 @@ func (s *fakeSession) attach(_ context.Context, req *protocol.AttachRequest) (*p
 	return &protocol.AttachReply{Device: d.id, Generation: d.generation, Fresh: d.fresh}, nil
 }
 
-func (s *fakeSession) tasks(_ context.Context, _, items uint64) (*protocol.TasksReply, error) {
+func (s *fakeSession) tasks(_ context.Context, device, after, items uint64) (*protocol.TasksReply, error) {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
+	s.m.asked = append(s.m.asked, taskAsk{device, items})
 	reply := &protocol.TasksReply{LeaseMS: 1000}
-	if len(s.m.tasks) > 0 {
-		t := s.m.tasks[0]
-		t.Items = append([]protocol.TaskItem(nil), t.Items[t.Done:min(t.Total, t.Done+items)]...)
-		reply.Tasks = append(reply.Tasks, t)
+	for _, t := range s.m.tasks {
+		if t.ID > after {
+			t.Items = append([]protocol.TaskItem(nil), t.Items[t.Done:min(t.Total, t.Done+items)]...)
+			reply.Tasks = append(reply.Tasks, t)
+			break
+		}
 	}
 	return reply, nil
 }
+
+// taskAsk is a question for tasks.
+type taskAsk struct{ device, items uint64 }
 
 func (s *fakeSession) taskDone(_ context.Context, req *protocol.TaskDoneRequest) (bool, error) {
 	s.m.mu.Lock()
 	defer s.m.mu.Unlock()
 	s.m.done = append(s.m.done, *req)
-	t := &s.m.tasks[0]
-	if s.m.canceled[req.Task] || t.ID != req.Task {
-		s.m.tasks = s.m.tasks[1:]
-		return false, nil
+	i := slices.IndexFunc(s.m.tasks, func(t protocol.Task) bool { return t.ID == req.Task })
+	t := &s.m.tasks[i]
+	if t.Done = req.Done; t.Done == t.Total || s.m.canceled[req.Task] {
+		s.m.tasks = slices.Delete(s.m.tasks, i, i+1)
 	}
-	t.Done = req.Done
-	if t.Done == t.Total {
-		s.m.tasks = s.m.tasks[1:]
-	}
-	return true, nil
+	return !s.m.canceled[req.Task], nil
 }
 
 func (s *fakeSession) copyIn(_ context.Context, _ *protocol.Task, items []protocol.TaskItem, _ int64, _ uint64) (copied, error) {

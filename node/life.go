@@ -66,7 +66,7 @@ func (l *life) serve(ctx context.Context) error {
 func (l *life) startWorker(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
-	w := &worker{d: l.d, s: l.s, id: l.d.number()}
+	w := newWorker(l.d, l.s)
 	go func() {
 		defer close(ended)
 		w.run(ctx)

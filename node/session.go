@@ -14,8 +14,9 @@ type session interface {
 	// pool names the pool, and its incarnation, as the last leader did.
 	pool() (id [16]byte, incarnation uint64)
 	attach(ctx context.Context, req *protocol.AttachRequest) (*protocol.AttachReply, error)
-	// tasks asks for the first task there is to be done, and leases the first items that are left of it.
-	tasks(ctx context.Context, device, items uint64) (*protocol.TasksReply, error)
+	// tasks asks for the first task there is to be done, of those with a higher id than after, and leases the first items
+	// that are left of it.
+	tasks(ctx context.Context, device, after, items uint64) (*protocol.TasksReply, error)
 	// taskDone reports progress. wanted is false if the task was canceled.
 	taskDone(ctx context.Context, req *protocol.TaskDoneRequest) (wanted bool, err error)
 	// copyIn copies entries of a task to the device, which were leased by what was asked at a time. If it fails, it may have

@@ -95,8 +95,8 @@ func (s *clientSession) attach(ctx context.Context, req *protocol.AttachRequest)
 	return &reply, nil
 }
 
-func (s *clientSession) tasks(ctx context.Context, device, items uint64) (*protocol.TasksReply, error) {
-	reply, err := s.c.Tasks(ctx, protocol.TasksRequest{Device: device, Limit: 1, Items: items})
+func (s *clientSession) tasks(ctx context.Context, device, after, items uint64) (*protocol.TasksReply, error) {
+	reply, err := s.c.Tasks(ctx, protocol.TasksRequest{Device: device, After: after, Limit: 1, Items: items})
 	return &reply, err //nolint:wrapcheck // says what and why
 }
 

@@ -20,8 +20,14 @@ const (
 	chunkBytes = 4 << 20
 	// chunksAtOnce bounds the chunks that all devices of a node copy at the same time.
 	chunksAtOnce = 2
-	// chunkTime bounds one chunk, leader changes included.
+	// chunkTime bounds one chunk, leader changes included, beside the time that its bytes take at the rate of slowest.
 	chunkTime = 30 * time.Second
+	slowest   = 16 << 20 // bytes a second: a busy disk that is read and written is faster
+	// firstItems are asked for, and leased, before it is known how long entries are; then twice what the last chunk took. What
+	// is leased and not copied can neither be evicted meanwhile.
+	firstItems = 8
+	// othersFirst is how many chunks of others a task waits for that could not be done.
+	othersFirst = 8
 	// maxAttempts is how often a chunk is tried until its entries count as failed: a minute or so, by pollEvery and
 	// chunkTime, in which masters and disks come back.
 	maxAttempts = 5
@@ -29,12 +35,18 @@ const (
 
 // worker does the tasks of one device, one after the other.
 type worker struct {
-	d  *device
-	s  session
-	id uint64
+	d *device
+	s session
 
-	paid     uint64 // bytes that the bucket has given for the next chunk
-	attempts int    // of the next chunk
+	items    int            // to ask for
+	paid     uint64         // bytes that the bucket has given for the next chunk
+	attempts map[uint64]int // of the next chunk of each task, those that failed
+	after    uint64         // the task that failed last: others come first; 0 = none
+	others   int            // chunks of them since then
+}
+
+func newWorker(d *device, s session) *worker {
+	return &worker{d: d, s: s, items: firstItems, attempts: map[uint64]int{}}
 }
 
 // run does tasks until ctx is over.
@@ -53,12 +65,15 @@ func (w *worker) run(ctx context.Context) {
 	}
 }
 
-// round asks for the first task, and copies a chunk of it. more says that there may be something left.
+// round asks for the first task, or one behind that which failed, and copies a chunk of it. more says that there may be
+// something left. The device may have got another number since the last one.
 func (w *worker) round(ctx context.Context) (more bool, err error) {
 	asked := w.d.n.cfg.clock.now()
-	reply, err := w.s.tasks(ctx, w.id, chunkItems)
+	reply, err := w.s.tasks(ctx, w.d.number(), w.after, uint64(w.items)) //nolint:gosec // positive
 	if err != nil || len(reply.Tasks) == 0 || len(reply.Tasks[0].Items) == 0 {
-		return false, err
+		more = err == nil && w.after != 0
+		w.after = 0
+		return more, err
 	}
 	t := &reply.Tasks[0]
 	n, bytes := cut(t.Items)
@@ -96,15 +111,23 @@ func (w *worker) chunk(ctx context.Context, t *protocol.Task, n int, asked int64
 		}
 	}
 	got, err := w.copy(ctx, t, items, asked, leaseMS)
-	if err != nil {
-		if w.attempts++; w.attempts < maxAttempts || ctx.Err() != nil {
+	if err == nil {
+		w.items = min(2*n, chunkItems)
+	} else {
+		w.attempts[t.ID]++
+		w.after, w.others = t.ID, 0
+		if w.attempts[t.ID] < maxAttempts || ctx.Err() != nil {
 			return false, err
 		}
 		w.d.log.Warn("entries are not copied", slog.Uint64("task", t.ID), slog.Int("entries", len(items)), slog.Any("error", err))
 		got = copied{failed: uint64(len(items))}
 	}
 	got.skipped += uint64(n - len(items)) //nolint:gosec // not negative
-	w.attempts, w.paid = 0, 0
+	if w.others++; w.others >= othersFirst {
+		w.after = 0
+	}
+	delete(w.attempts, t.ID)
+	w.paid = 0
 	t.Done += uint64(n) //nolint:gosec // not negative
 	w.d.counts.add(&got)
 	if _, err := w.s.taskDone(ctx, &protocol.TaskDoneRequest{
@@ -128,7 +151,16 @@ func (w *worker) copy(
 	case <-ctx.Done():
 		return copied{}, ctx.Err() //nolint:wrapcheck // the worker ends
 	}
-	ctx, cancel := context.WithTimeout(ctx, chunkTime)
+	bytes := uint64(0)
+	for i := range items {
+		bytes += items[i].KVLength
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeFor(bytes))
 	defer cancel()
 	return w.s.copyIn(ctx, t, items, asked, leaseMS)
+}
+
+// timeFor is how long a chunk of so many bytes may take. Most have at most chunkBytes; one long entry is a chunk too.
+func timeFor(bytes uint64) time.Duration {
+	return chunkTime + time.Duration(min(bytes, 1<<33)*uint64(time.Second)/slowest)
 }

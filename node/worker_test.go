@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -118,7 +119,7 @@ func TestCanceledTaskIsLeft(t *testing.T) {
 	n, _ := m.start(Config{DRAM: 8 * mib})
 	ready(t, n)
 	m.idle(t)
-	require.Len(t, k.keys, chunkItems+10, "one chunk, and what comes next")
+	require.Len(t, k.keys, firstItems+10, "one chunk, and what comes next")
 }
 
 func TestTroubleIsTriedAgain(t *testing.T) {
@@ -154,8 +155,65 @@ func TestEntriesThatCannotBeCopiedHoldNobodyUp(t *testing.T) {
 	n, _ := m.start(Config{DRAM: 8 * mib})
 	ready(t, n)
 	m.idle(t)
-	require.Len(t, k.keys, 1)
-	require.EqualValues(t, chunkItems, n.Status().Devices[0].FailedCopies)
+	require.Len(t, k.keys, chunkItems+1-firstItems)
+	require.EqualValues(t, firstItems, n.Status().Devices[0].FailedCopies)
+}
+
+// TestTasksThatFailLetOthersGo: a task that cannot be done is tried again between chunks of others.
+func TestTasksThatFailLetOthersGo(t *testing.T) {
+	c := &fakeClock{}
+	m := newMasters(t)
+	var order []uint64
+	m.copies = func(items []protocol.TaskItem) (got copied, err error) {
+		order = append(order, uint64(items[0].Key[0]-'0'))
+		if items[0].Key[0] == '1' {
+			return copied{}, errors.New("no page is free")
+		}
+		got.copied = uint64(len(items))
+		return got, nil
+	}
+	m.give(1, 2, 1000)
+	m.give(2, 12, chunkBytes)
+	w := aWorker(t, m, c)
+	for len(m.tasks) > 0 {
+		if _, err := w.round(t.Context()); err != nil {
+			require.ErrorContains(t, err, "no page is free")
+		}
+	}
+	require.Equal(t, []uint64{1, 2, 2, 2, 2, 2, 2, 2, 2, 1, 2, 2, 2, 2, 1, 1, 1}, order)
+	require.Empty(t, w.attempts)
+}
+
+// TestOnlyWhatIsCopiedIsLeased, and what is long: each item that is asked for is leased, and cannot be evicted for as long.
+func TestOnlyWhatIsCopiedIsLeased(t *testing.T) {
+	m := newMasters(t)
+	k := &keeper{keys: map[string]int{}}
+	m.copies = k.copyIn
+	m.give(1, 20, chunkBytes/2)
+	m.give(2, 100, 10)
+	w := aWorker(t, m, &fakeClock{})
+	w.d.id = 7
+	for len(m.tasks) > 0 {
+		_, err := w.round(t.Context())
+		require.NoError(t, err)
+		w.d.id = 8 // the leader has given the device another number
+	}
+	require.Equal(t, taskAsk{7, firstItems}, m.asked[0])
+	for _, a := range m.asked[1:11] {
+		require.Equal(t, taskAsk{8, 4}, a)
+	}
+	require.Equal(t, taskAsk{8, chunkItems}, m.asked[len(m.asked)-1])
+	require.Len(t, k.keys, 120)
+	require.Greater(t, timeFor(8<<30), 8*time.Minute, "a long entry has the time that it needs")
+}
+
+// aWorker is the worker of a device of a node that does nothing else.
+func aWorker(t *testing.T, m *masters, c clock) *worker {
+	t.Helper()
+	cfg, err := Config{Masters: []string{"a:1"}, DRAM: 8 * mib, Bandwidth: 1 << 40, clock: c, open: m.open}.withDefaults()
+	require.NoError(t, err)
+	n := &Node{cfg: cfg, bucket: newBucket(c, cfg.Bandwidth), places: make(chan struct{}, 1)}
+	return newWorker(newDevice(n, "dram", &dram{}), &fakeSession{m: m})
 }
 
 // TestBandwidthIsBounded has time pass only where the node waits for it.
@@ -169,7 +227,7 @@ func TestBandwidthIsBounded(t *testing.T) {
 	require.NoError(t, err)
 	n := &Node{cfg: cfg, bucket: newBucket(c, cfg.Bandwidth), places: make(chan struct{}, 1)}
 	d := newDevice(n, "dram", &dram{})
-	w := &worker{d: d, s: &fakeSession{m: m}, id: 1}
+	w := newWorker(d, &fakeSession{m: m})
 	for more := true; more; {
 		more, err = w.round(t.Context())
 		require.NoError(t, err)
