@@ -11,6 +11,7 @@ import (
 
 	"larder/cxl"
 	"larder/protocol"
+	"larder/transfer"
 )
 
 // lie is a reply or push that a master sends in the place of its own.
@@ -36,6 +37,13 @@ func (l *lie) tell(ctx context.Context, c *Client, f *fake) {
 		_, _, _ = c.PrefixMatch(ctx, PrefixContext{Model: "m"}, []uint64{1, 2}, 1, true)
 	case protocol.TypeListKeys:
 		_, _, _ = c.ListKeys(ctx, nil, 0, 10)
+	case protocol.TypePutName:
+		_, _ = c.PutName(ctx, "n", nil, Leased())
+	case protocol.TypeListNames:
+		_, _, _ = c.ListNames(ctx, "n")
+	case protocol.TypeWatchNames:
+		w := &nameWatch{c: c, known: map[string]knownName{"n": {1, 1}}, listed: true}
+		_, _ = w.step(ctx)
 	case protocol.TypeRevoke, protocol.TypeFreed:
 		f.do(func() {
 			for _, s := range f.sessions {
@@ -58,6 +66,7 @@ func FuzzReply(f *testing.F) {
 		protocol.TypeLookup, protocol.TypeBatchLookup, protocol.TypeRequestAlloc, protocol.TypeRegister,
 		protocol.TypeBatchRegister, protocol.TypeBatchExists, protocol.TypePrefixMatch, protocol.TypeListKeys,
 		protocol.TypeRevoke, protocol.TypeFreed, protocol.TypeHandshake, protocol.TypeCancel,
+		protocol.TypePutName, protocol.TypeListNames, protocol.TypeWatchNames,
 	}
 	at := func(t protocol.Type) (i uint8) {
 		for int(i) < len(types) && types[i] != t {
@@ -86,6 +95,9 @@ func FuzzReply(f *testing.F) {
 		Success: true, Session: 1, Resumed: true, TTLMS: 1 << 62, Regions: []protocol.OwnedRegion{{Region: alloc.Region, Occupied: []uint64{1, ^uint64(0)}}},
 		Devices: []protocol.Device{{ID: 1, Path: "/dev/null", Size: 1}},
 	}).Append(nil))
+	names := []protocol.NameInfo{{Key: []byte("n"), Created: 1, Modified: 1}}
+	f.Add(at(protocol.TypeListNames), (&protocol.ListNamesReply{Names: names, More: true}).Append(nil))
+	f.Add(at(protocol.TypeWatchNames), (&protocol.WatchNamesReply{Changes: names}).Append(nil))
 	for i := range types {
 		f.Add(uint8(i), []byte{0x80})
 	}
@@ -122,5 +134,31 @@ func FuzzReply(f *testing.F) {
 		defer cancel()
 		_ = c.Close(ctx) // it may report what could not be given back
 		require.NoError(t, ctx.Err(), "it ends")
+	})
+}
+
+// FuzzDescriptor reads any value as the descriptor of a segment that somebody has published.
+func FuzzDescriptor(f *testing.F) {
+	d := transfer.Descriptor{Engine: "e", Name: "n", Rails: []string{"h:1"}, Buffers: []transfer.BufferInfo{{Name: "b", Bytes: 7}}}
+	for range 2 {
+		value, err := packDescriptor(d)
+		require.NoError(f, err)
+		f.Add(value)
+		for range 2000 {
+			d.Buffers = append(d.Buffers, d.Buffers[0])
+		}
+	}
+	f.Fuzz(func(t *testing.T, value []byte) {
+		d, err := unpackDescriptor(value)
+		if err != nil {
+			return
+		}
+		again, err := packDescriptor(d)
+		if err != nil {
+			return // more than a name holds
+		}
+		same, err := unpackDescriptor(again)
+		require.NoError(t, err)
+		require.Equal(t, d, same)
 	})
 }

@@ -159,7 +159,11 @@ func (c *Client) listNames(ctx context.Context, prefix string) (names []Name, re
 		if !more || len(part) == 0 {
 			return names, revision, nil
 		}
-		req.After = []byte(part[len(part)-1].Key)
+		last := part[len(part)-1].Key
+		if last <= string(req.After) {
+			return nil, 0, refused(protocol.CodeInternal, "the master's pages of names do not go on")
+		}
+		req.After = []byte(last)
 	}
 }
 
