@@ -35,9 +35,12 @@ func (g *generator) nodes(id meta.SessionID, n int) command {
 	case g.one(40), d.ID == 0 && !g.one(4):
 		return command{Command: g.joins(h)}
 	case node == 0 && !g.one(4):
+		features := protocol.FeaturePush
+		if g.p.m.Settings().Version >= meta.VersionTiers { // before it a leader grants no others
+			features |= protocol.FeatureNode | protocol.FeatureCopies
+		}
 		return command{Command: &meta.OpenSession{
-			Instance: h.instance, Tenant: pick(g, []string{"", "acme"}), TTLMS: 1000, Secret: g.Uint64(),
-			Features: protocol.FeatureNode | protocol.FeatureCopies | protocol.FeaturePush,
+			Instance: h.instance, Tenant: pick(g, []string{"", "acme"}), TTLMS: 1000, Secret: g.Uint64(), Features: features,
 		}}
 	}
 	switch n {
@@ -92,6 +95,21 @@ func (g *generator) any() meta.Slot {
 // wished is on how many nodes an entry is to lie: mostly on one.
 func (g *generator) wished() uint64 { return []uint64{0, 0, 0, 1, 2, 2, 3, 4, 9}[g.IntN(9)] }
 
+// copied returns the slot of an entry that lies in more places than others.
+func (g *generator) copied() meta.Slot {
+	best, most := g.any(), 0
+	for range 6 {
+		slot := g.any()
+		if g.p.m.Birth(slot) == 0 {
+			continue
+		}
+		if n := len(g.p.m.Locations(slot, nil)); n > most {
+			best, most = slot, n
+		}
+	}
+	return best
+}
+
 // copies makes copies of entries in a session's regions, most of them right.
 func (g *generator) copies(id meta.SessionID) []protocol.RegisterEntry {
 	info, _ := g.p.m.Session(id)
@@ -99,10 +117,8 @@ func (g *generator) copies(id meta.SessionID) []protocol.RegisterEntry {
 	for range 1 + g.IntN(3) {
 		e := protocol.RegisterEntry{Copy: true, Key: g.key(), KVLength: page, Of: g.Uint64N(9), Replicas: g.wished()}
 		slot := g.any()
-		for range g.IntN(4) { // one with many copies, now and then: few reach the limit
-			if other := g.any(); g.p.m.Birth(other) != 0 && len(g.p.m.Locations(other, nil)) > 2 {
-				slot = other
-			}
+		if g.one(3) {
+			slot = g.copied()
 		}
 		if g.p.m.Birth(slot) != 0 {
 			x := g.p.m.Entry(slot)

@@ -252,6 +252,10 @@ func (g *generator) step() {
 	for range 1 + g.IntN(4) {
 		commands = append(commands, g.command())
 	}
+	if g.one(4) { // beside the others, so that there are as many of those
+		id := g.anySession()
+		commands = append(commands, g.protected(id, g.name(id)))
+	}
 	p.apply(touches, commands...)
 	for _, span := range p.res.Spans {
 		if code, body, _ := meta.DecodeCode(p.res.Bytes(&span)); span.Kind == meta.KindOpenSession && code == 0 {
@@ -270,9 +274,7 @@ func (g *generator) command() command {
 		c.Acked = min(c.Acked, c.Seq)
 		return c
 	}
-	switch n := g.IntN(39); {
-	case n >= 36:
-		return g.protected(id, g.name(id))
+	switch n := g.IntN(36); {
 	case n < 18:
 		return g.protected(id, g.clients(id, n))
 	case n < 24:
@@ -409,6 +411,9 @@ func (g *generator) leaders(id meta.SessionID, n int) meta.Command {
 		if g.one(2) {
 			return g.limits()
 		}
+		if g.one(12) {
+			return g.settings() // perhaps before the last change has ended
+		}
 		return &meta.ExpirePins{}
 	case 1:
 		return &meta.Sweep{Limit: g.Uint32N(uint32(g.keyCount))}
@@ -433,21 +438,26 @@ func (g *generator) limits() meta.Command {
 	return c
 }
 
+// settings draws others, some of which are refused.
+func (g *generator) settings() meta.Command {
+	s := g.p.m.Settings()
+	if s.Policy = pick(g, g.policies); g.one(2) {
+		s.TTLMS = g.Uint64N(3) * 700
+	}
+	if g.one(8) {
+		s.PageSize = g.Uint64N(3) * 2048
+	}
+	if g.one(4) {
+		s.TierLow = g.Uint64N(110)
+	}
+	return &meta.SetSettings{Settings: s}
+}
+
 func (g *generator) devices() meta.Command {
 	all := g.p.m.Devices()
 	switch g.IntN(12) {
 	case 0:
-		s := g.p.m.Settings()
-		if s.Policy = pick(g, g.policies); g.one(2) {
-			s.TTLMS = g.Uint64N(3) * 700
-		}
-		if g.one(8) {
-			s.PageSize = g.Uint64N(3) * 2048
-		}
-		if g.one(4) {
-			s.TierLow = g.Uint64N(110)
-		}
-		return &meta.SetSettings{Settings: s}
+		return g.settings()
 	case 1:
 		return &meta.AddDevice{
 			UUID: fmt.Sprintf("d%d", g.IntN(3)), Size: g.Uint64N(24)*page + header, DataOffset: header,
