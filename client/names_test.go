@@ -111,7 +111,7 @@ func (w *watched) next(t *testing.T) string {
 	select {
 	case text := <-w.news:
 		return text
-	case <-time.After(10 * time.Second):
+	case <-time.After(30 * time.Second):
 		require.Fail(t, "nothing is told")
 		return ""
 	}
@@ -197,7 +197,7 @@ func TestEnginesFindEachOtherOnTheMasters(t *testing.T) {
 	require.Eventually(t, func() bool {
 		seg, err = e.OpenName(t.Context(), "decode-7")
 		return err == nil && len(seg.Descriptor().Buffers) == 1
-	}, 5*time.Second, 10*time.Millisecond)
+	}, 30*time.Second, 10*time.Millisecond)
 	batch, err := e.Submit([]transfer.Request{{
 		Op: transfer.Write, Segment: seg, Buffer: buffer.Info().Handle, Local: []byte("hello"),
 	}}, 5*time.Second)
@@ -218,7 +218,7 @@ func TestEnginesFindEachOtherOnTheMasters(t *testing.T) {
 	require.Eventually(t, func() bool {
 		d, err := here.Lookup(t.Context(), "decode-7")
 		return err == nil && len(d.Buffers) == 1501
-	}, 10*time.Second, 20*time.Millisecond)
+	}, 30*time.Second, 20*time.Millisecond)
 	require.NoError(t, owner.Close(t.Context()))
 	_, err = e.OpenName(t.Context(), "decode-7")
 	require.ErrorIs(t, err, transfer.ErrUnknown, "it is gone with its client")
@@ -260,7 +260,7 @@ func TestValuesAreSentToAnInstanceByName(t *testing.T) {
 		list, _, err := prefill.ListNames(t.Context(), "")
 		return err == nil && len(list) == 0
 	}
-	require.Eventually(t, gone, 5*time.Second, 5*time.Millisecond, "nobody is to find what is complete")
+	require.Eventually(t, gone, 30*time.Second, 5*time.Millisecond, "nobody is to find what is complete")
 	require.NoError(t, r.Close(t.Context()))
 	require.Error(t, r.Publish(t.Context()))
 
@@ -274,10 +274,10 @@ func TestValuesAreSentToAnInstanceByName(t *testing.T) {
 		if abort {
 			sender.Abort()
 			require.ErrorIs(t, r.Wait(t.Context(), 0), client.ErrAborted)
-			require.Eventually(t, gone, 5*time.Second, 5*time.Millisecond)
+			require.Eventually(t, gone, 30*time.Second, 5*time.Millisecond)
 		}
 		require.NoError(t, r.Close(t.Context()))
-		require.Eventually(t, gone, 5*time.Second, 5*time.Millisecond)
+		require.Eventually(t, gone, 30*time.Second, 5*time.Millisecond)
 		sender.Abort()
 	}
 }

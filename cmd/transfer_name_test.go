@@ -22,7 +22,7 @@ func TestTransferByName(t *testing.T) {
 	require.Eventually(t, func() bool {
 		list = decode[server.NamesReply](t, c.ctl(t, exitDone, "names", "--json", "--prefix", "segment/"))
 		return len(list.Names) == 1
-	}, 20*time.Second, 20*time.Millisecond)
+	}, 60*time.Second, 20*time.Millisecond)
 	require.Equal(t, "segment/n1", list.Names[0].Key)
 	require.Contains(t, list.Names[0].Value, at)
 	text := c.ctl(t, exitDone, "names")
