@@ -24,7 +24,8 @@ func receiveName(instance string, key []byte) string {
 
 // Publish has senders find the Receiver by the client's instance name and the key: see [Client.SendTo]. It is withdrawn when all
 // layers are there, when the sender gives up, and by Close; and found again under another session of the client. Of two
-// Receivers of one key the one that was published last is found.
+// Receivers of one key the one that was published last is found. All clients of the tenant can read the Ticket then, and so write
+// to the memory if they have the engine's token.
 func (r *Receiver) Publish(ctx context.Context) error {
 	r.publishing.Lock()
 	defer r.publishing.Unlock()
