@@ -173,7 +173,7 @@ func (cfg *Transfer) rounds(
 }
 
 // yardstick is what this machine does without the engine: over TCP, as many plain streams as a rail has connections, from and
-// to as much memory; through shared memory, copies by all processors. 0 for storage, which other tools measure.
+// to as much memory; through shared memory, copies of as much by all processors. 0 for storage, which other tools measure.
 func (cfg *Transfer) yardstick(ctx context.Context, transport string, span int) (float64, error) {
 	switch {
 	case span == 0:
@@ -184,7 +184,7 @@ func (cfg *Transfer) yardstick(ctx context.Context, transport string, span int) 
 	if cfg.copier == nil {
 		cfg.copier = newCopier()
 	}
-	return cfg.copier.rate(runtime.GOMAXPROCS(0), cfg.Time), nil
+	return cfg.copier.within(runtime.GOMAXPROCS(0), span, cfg.Time), nil
 }
 
 // figure measures one operation with one size of blocks.
