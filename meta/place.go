@@ -516,9 +516,6 @@ func (m *Machine) inherit(from, to *session) {
 		r.owner = to
 		m.head.epochs++
 		r.epoch = m.head.epochs
-		if r.state == RegionOrphaned { // it ended before VersionTiers
-			r.state = RegionOwned
-		}
 		m.changed(r)
 		r.recount()
 	}

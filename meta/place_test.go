@@ -493,30 +493,41 @@ func TestMoveToWhereItLies(t *testing.T) {
 	p.rebuilt()
 }
 
-// TestAHomeInheritsFromItsLastSession: sessions that ended before the pool knew of homes have each left regions behind.
-func TestAHomeInheritsFromItsLastSession(t *testing.T) {
+// TestAHomeInheritsWhatIsOnItsDevice: what an ended session had on another device, such as who exposes one of the masters' own
+// has, and all from before the pool knew of homes, is taken as other clients' is.
+func TestAHomeInheritsWhatIsOnItsDevice(t *testing.T) {
 	p := newPool(t)
 	p.device(8 * page)
-	var given [2]AllocResult
-	for i := range given {
-		id := p.openWith("node/n/a", protocol.FeatureNode)
-		_, given[i] = p.alloc(id, &protocol.AllocRequest{Size: 4 * page, PageSize: page})
-		require.True(t, p.register(id, nil, entryAt(fmt.Sprint("k", i), given[i], 0))[0].New)
-		p.apply(Header{}, &CloseSession{ID: id})
+	version := func(v uint32) {
+		s := DefaultSettings()
+		s.Version = v
+		p.apply(Header{}, &SetSettings{s})
 	}
-	s := DefaultSettings()
-	s.Version = ClusterVersion
-	p.apply(Header{}, &SetSettings{s})
+	var given [2]AllocResult
+	var ids [2]SessionID
+	for i := range given {
+		ids[i] = p.openWith("node/n/a", protocol.FeatureNode)
+		_, given[i] = p.alloc(ids[i], &protocol.AllocRequest{Size: 4 * page, PageSize: page})
+		require.True(t, p.register(ids[i], nil, entryAt(fmt.Sprint("k", i), given[i], 0))[0].New)
+		p.apply(Header{}, &CloseSession{ID: ids[i]})
+		version(ClusterVersion)
+	}
 	id := p.openWith("node/n/a", protocol.FeatureNode)
 	info, _ := p.m.Session(id)
-	require.Equal(t, []RegionID{given[1].Region}, info.Regions)
+	require.Empty(t, info.Regions)
 	again, _ := p.rebuilt().Session(id)
 	require.Equal(t, info, again)
-	first, _ := p.m.Region(given[0].Region)
-	require.Equal(t, RegionOrphaned, first.State)
-	code, _ := p.apply(Header{}, &FencedRegion{Region: first.ID, Epoch: first.Epoch})
-	require.Zero(t, code)
-	p.check()
+	for i := range given {
+		r, _ := p.m.Region(given[i].Region)
+		require.Equal(t, RegionOrphaned, r.State)
+		p.apply(Header{}, &Fence{ID: ids[i]})
+		r, _ = p.m.Region(given[i].Region)
+		require.Equal(t, RegionDeparted, r.State, "its process is proven dead")
+		_, ok := p.m.Find(TenantID{}, fmt.Append(nil, "k", i))
+		require.True(t, ok)
+	}
+	_, taken := p.alloc(p.open("c"), &protocol.AllocRequest{Size: 4 * page, PageSize: page, Evict: true})
+	require.True(t, taken.Given)
 }
 
 // TestDamagedLocationsAreDropped: one location goes, its owner is told unless it is the one that says so, and with the last

@@ -396,7 +396,7 @@ func (p *planner) others() AllocPlan {
 	}
 	young := false
 	r := p.fewest(p.m.sortedRegions(), func(r *region) bool {
-		if !p.mayUse(r.device) || r.owner != nil && p.m.home(r.owner) {
+		if !p.mayUse(r.device) || r.owner != nil && r.device.Home == r.owner.instance {
 			return false
 		}
 		if r.state == RegionMarked || r.state == RegionOrphaned && !p.keeps(r) {

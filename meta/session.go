@@ -205,12 +205,22 @@ func (m *Machine) closeSession(s *session) {
 	}
 	s.pins = nil
 	m.endNames(s.tenant, s)
+	stay := m.contributes(s)
 	for _, r := range s.regions {
-		if r.state == RegionOwned && !m.home(s) { // a home's stay its own: its next session inherits them
+		if r.state == RegionOwned && !stay {
 			m.setRegionState(r, RegionOrphaned)
 		}
 	}
 	m.changed(s)
+}
+
+// contributes reports whether a session's regions are all on devices that it serves itself. They stay its own when it ends,
+// for its next session: with the devices they are gone or away meanwhile. Those that the server of a masters' own device
+// has there are no different from other clients'.
+func (m *Machine) contributes(s *session) bool {
+	return m.home(s) && !slices.ContainsFunc(s.regions, func(r *region) bool {
+		return r.device.Home != s.instance || r.state == RegionOrphaned // it ended with others
+	})
 }
 
 // home reports whether a session is the home of a device. Members that know no homes must agree as long as there are any.
@@ -218,14 +228,13 @@ func (m *Machine) home(s *session) bool {
 	return s.features&protocol.FeatureNode != 0 && m.settings.Version >= VersionTiers
 }
 
-// inheritLast gives a home the regions of its session before. Those of earlier ones, which can only have ended before
-// VersionTiers, stay orphaned: each session had an order of its own, and one can go on.
+// inheritLast gives a home the regions of its session before.
 func (m *Machine) inheritLast(s *session) {
 	if !m.home(s) {
 		return
 	}
 	for _, old := range slices.Backward(m.sortedSessions()) {
-		if old != s && !old.open && m.home(old) && old.instance == s.instance {
+		if old != s && !old.open && m.contributes(old) && old.instance == s.instance {
 			m.inherit(old, s)
 			m.forgetSession(old)
 			return

@@ -60,7 +60,7 @@ func (w *world) checkRegions() error {
 		good := false
 		switch r.state {
 		case meta.RegionOwned:
-			good = s != nil && (s.open || w.home(s))
+			good = s != nil && (s.open || w.contributes(s))
 		case meta.RegionOrphaned:
 			good = s != nil && !s.open && !s.fenced
 		case meta.RegionDeparted:

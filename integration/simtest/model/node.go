@@ -16,21 +16,29 @@ func (w *world) home(s *session) bool {
 	return w.settings.Version >= meta.VersionTiers && s.info.Features&protocol.FeatureNode != 0
 }
 
+// contributes reports whether a session is a home that has regions on its own devices alone, and did not
+// have any elsewhere when it ended.
+func (w *world) contributes(s *session) bool {
+	for _, r := range w.owned(s) {
+		if r.device.Home != s.info.Instance || r.state == meta.RegionOrphaned {
+			return false
+		}
+	}
+	return w.home(s)
+}
+
 // inherit gives a home the regions of the session that it had before, under new epochs.
 func (w *world) inherit(s *session) {
 	if !w.home(s) {
 		return
 	}
 	for _, old := range slices.Backward(w.sessionList()) {
-		if old.open || !w.home(old) || old.info.Instance != s.info.Instance {
+		if old.open || !w.contributes(old) || old.info.Instance != s.info.Instance {
 			continue
 		}
 		for _, r := range w.owned(old) {
 			w.epochs++
 			r.owner, r.epoch = s, w.epochs
-			if r.state == meta.RegionOrphaned { // it ended when the pool knew of no homes yet
-				r.state = meta.RegionOwned
-			}
 		}
 		w.forget(old)
 		return

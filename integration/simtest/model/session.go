@@ -101,7 +101,7 @@ func (w *world) closeSession(c *meta.CloseSession) result {
 	return result{}
 }
 
-// end closes a session: its pins, names and answers go, its regions are orphaned. Those of a home stay its own.
+// end closes a session: its pins, names and answers go, its regions are orphaned. Those on devices of its own stay.
 func (w *world) end(s *session) {
 	if !s.open {
 		return
@@ -112,8 +112,9 @@ func (w *world) end(s *session) {
 		w.unhold(h)
 	}
 	w.endNames(func(id meta.SessionID) bool { return id == s.id })
+	stay := w.contributes(s)
 	for _, r := range w.owned(s) {
-		if r.state == meta.RegionOwned && !w.home(s) {
+		if r.state == meta.RegionOwned && !stay {
 			r.state = meta.RegionOrphaned
 		}
 	}
