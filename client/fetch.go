@@ -62,6 +62,9 @@ func (f *fetch) outcome(j int, r *protocol.LookupResult) int {
 			dev.failed(c.cfg.Clock(), err)
 		}
 		return bad
+	case errors.Is(err, transfer.ErrMissing): // the device has answered: nothing is wrong but with this location
+		c.counters.remoteFaults.Add(1)
+		return bad
 	case err != nil:
 		c.counters.remoteFaults.Add(1)
 		c.failed(dev, err)

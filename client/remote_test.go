@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"larder/protocol"
+	"larder/transfer"
 )
 
 // laid lays n entries of size bytes on a node.
@@ -252,4 +253,38 @@ func TestReadersTakeTheCheapestCopyAndFallOver(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 4, v.Len())
 	require.NoError(t, v.Close())
+}
+
+// holed is a disk that has lost the record at an offset.
+type holed struct {
+	mem  []byte
+	hole uint64
+}
+
+func (h *holed) ReadAt(_ context.Context, p []byte, off uint64) error {
+	if off == h.hole {
+		return transfer.ErrMissing
+	}
+	copy(p, h.mem[off:])
+	return nil
+}
+
+func (*holed) WriteAt(context.Context, []byte, uint64) error { return nil }
+
+// A record that a disk has lost says nothing of the others there.
+func TestALostRecordIsAMissOfThatRecordAlone(t *testing.T) {
+	f := newFake(t, 16*4096, 1)
+	n := f.addNode(t, "ssd", 1<<20)
+	keys := laid(n, 3, 4096)
+	disk, err := n.engine.RegisterStorage(&holed{n.mem, 4096}, uint64(len(n.mem)), transfer.BufferOptions{ReadOnly: true})
+	require.NoError(t, err)
+	n.read = disk
+	c := f.open(t, nil)
+	requireValue(t, c, "far0", 4096)
+	_, err = c.Get(t.Context(), keys[1], nil)
+	require.ErrorIs(t, err, ErrNotFound)
+	requireValue(t, c, "far2", 4096)
+	require.Zero(t, (*c.devices.table.Load())[n.id].avoid.Load())
+	require.Zero(t, asks(t, f))
+	require.EqualValues(t, 1, c.Stats().RemoteFaults)
 }
