@@ -20,6 +20,8 @@ const (
 	handoffPrefix = "larder/layers/"
 	// layerAborted is the layer of a notification which says that no more come.
 	layerAborted = ^uint32(0)
+	// notifyWait is how long that takes beyond the time that a receiver has for an answer; who is gone costs no more.
+	notifyWait = 500 * time.Millisecond
 	// notifyTries is how often a receiver is told that a layer is there: with the pauses in between about half a second, in
 	// which one that lives has taken what waits.
 	notifyTries = 8
@@ -313,27 +315,30 @@ func (c *Client) Send(t Ticket) (*Sender, error) {
 		return nil, fail("send", t.Key, err)
 	}
 	s := &Sender{c: c, ticket: t, seg: seg}
-	s.init(o)
+	s.init(c, o)
 	return s, nil
 }
 
 // Launch begins to send layer i. b, which has the layer's size, must not change until Wait has returned.
 func (s *Sender) Launch(i int, b []byte) error {
-	return fail("launch layer", s.ticket.Key, s.launch(i, len(b), func(*layer) error {
-		f := s.c.submit(s.c.life, []transfer.Request{{
+	return fail("launch layer", s.ticket.Key, s.launch(i, len(b), func(ctx context.Context, _ *layer) error {
+		f := s.c.submit(ctx, []transfer.Request{{
 			Op: transfer.Write, Segment: s.seg.Segment, Buffer: s.ticket.Buffer, Offset: uint64(s.offsets[i]), Local: b, //nolint:gosec // not negative
 		}}, uint64(len(b)))
-		f.wait(s.c.life, windUp)
+		f.wait(ctx, windUp)
 		if _, err := f.status(0); err != nil {
+			s.stop(err) // the value does not come: the others are not wanted any more
 			return fmt.Errorf("send layer %d: %w", i, err)
 		}
 		s.c.counters.layersSent.Add(1)
-		return s.notify(s.c.life, uint32(i)) //nolint:gosec // at most maxLayers
+		return s.notify(ctx, uint32(i)) //nolint:gosec // at most maxLayers
 	}))
 }
 
 // notify tells the receiver of a layer that is there. One that was told twice heard it once.
 func (s *Sender) notify(ctx context.Context, i uint32) error {
+	ctx, cancel := context.WithTimeout(ctx, s.c.cfg.CallTimeout+notifyWait)
+	defer cancel()
 	var last error
 	for n := range notifyTries {
 		if n > 0 {
@@ -356,10 +361,10 @@ func (s *Sender) Wait(ctx context.Context, i int) error {
 	return fail("wait for layer", s.ticket.Key, s.wait(ctx, i))
 }
 
-// Finish waits for all layers, each of which must have been launched. If one has failed the receiver is told that the value
-// does not come. It ends the Sender in any case.
+// Finish waits for all layers, each of which must have been launched. If one has failed those that have not begun do not
+// begin, and the receiver is told that the value does not come. It ends the Sender in any case.
 func (s *Sender) Finish() error {
-	if !s.end() {
+	if !s.end(s.c.life) {
 		return fail("send", s.ticket.Key, fmt.Errorf("%w: the Sender has ended", ErrConfig))
 	}
 	defer s.c.devices.carrier.drop(s.seg)
@@ -370,10 +375,10 @@ func (s *Sender) Finish() error {
 	return nil
 }
 
-// Abort ends the Sender, and tells the receiver that the value does not come. It waits for what is under way. After Finish it
-// does nothing.
+// Abort ends the Sender, and tells the receiver that the value does not come. It waits for what is under way, and for the
+// receiver's answer, as long as a peer may take that answers. After Finish it does nothing.
 func (s *Sender) Abort() {
-	if s.end() {
+	if s.leave() {
 		_ = s.notify(s.c.life, layerAborted) // as in Finish
 		s.c.devices.carrier.drop(s.seg)
 	}

@@ -183,3 +183,38 @@ func TestReceiveNeedsAnEngineThatListens(t *testing.T) {
 	require.ErrorIs(t, r.Wait(t.Context(), 0), ErrAborted)
 	require.NoError(t, r.Close(t.Context()))
 }
+
+// A receiver that hangs costs its sender what one that answers may take.
+func TestASenderDoesNotWaitForAReceiverThatHangs(t *testing.T) {
+	f := newFake(t, 64*4096, 1)
+	const call = time.Second
+	decode := decoder(t, f, transfer.TransportTCP)
+	prefill := f.open(t, func(cfg *Config) { cfg.CallTimeout = call })
+	p := (&fakeNode{f: f, engine: decode.cfg.Transfer}).behindProxy(t)
+	defer p.close()
+	defer p.thaw()
+	sizes := make([]int, 40)
+	for i := range sizes {
+		sizes[i] = 1000
+	}
+	r, err := decode.Receive([]byte("k"), sizes, nil)
+	require.NoError(t, err)
+	ticket := hand(t, r)
+	ticket.Descriptor.Rails = []string{p.ln.Addr().String()}
+	p.freeze()
+	for name, end := range map[string]func(s *Sender){
+		"abort":  func(s *Sender) { s.Abort() },
+		"finish": func(s *Sender) { require.Error(t, s.Finish()) },
+	} {
+		s, err := prefill.Send(ticket)
+		require.NoError(t, err)
+		for i := range sizes {
+			require.NoError(t, s.Launch(i, make([]byte, 1000)))
+		}
+		began := time.Now()
+		end(s)
+		require.Less(t, time.Since(began), 8*call, name)
+	}
+	p.thaw()
+	require.NoError(t, r.Close(t.Context()))
+}

@@ -52,10 +52,15 @@ type layer struct {
 	dst      []byte          // of a LayerReader
 }
 
+// errEnded says that a layer was launched, and not begun before everything ended.
+var errEnded = errors.New("everything has ended before its turn")
+
 // layers are those of one value, some of which are under way.
 type layers struct {
 	*layout
-	room chan struct{} // a token for each copy
+	room chan struct{}           // a token for each copy
+	ctx  context.Context         //nolint:containedctx // of what is under way
+	stop context.CancelCauseFunc // ends it: what has not begun then does not begin
 
 	mu     sync.Mutex
 	all    []layer
@@ -63,7 +68,8 @@ type layers struct {
 	closed bool
 }
 
-func (l *layers) init(o *layout) {
+func (l *layers) init(c *Client, o *layout) {
+	l.ctx, l.stop = context.WithCancelCause(c.life)
 	l.layout, l.room, l.all = o, make(chan struct{}, copiers), make([]layer, len(o.sizes))
 	for i := range l.all {
 		l.all[i].done = make(chan struct{})
@@ -71,7 +77,7 @@ func (l *layers) init(o *layout) {
 }
 
 // launch begins with layer i, whose memory has n bytes: move is called in a goroutine of its own, once there is room.
-func (l *layers) launch(i, n int, move func(x *layer) error) error {
+func (l *layers) launch(i, n int, move func(ctx context.Context, x *layer) error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -85,10 +91,15 @@ func (l *layers) launch(i, n int, move func(x *layer) error) error {
 	x := &l.all[i]
 	x.launched = true
 	l.open.Go(func() {
-		l.room <- struct{}{}
-		x.err = move(x)
-		<-l.room
-		close(x.done)
+		defer close(x.done)
+		select {
+		case l.room <- struct{}{}:
+			defer func() { <-l.room }()
+		case <-l.ctx.Done():
+		}
+		if x.err = context.Cause(l.ctx); x.err == nil {
+			x.err = move(l.ctx, x)
+		}
 	})
 	return nil
 }
@@ -106,14 +117,24 @@ func (l *layers) wait(ctx context.Context, i int) error {
 	}
 }
 
-// end lets nothing be launched any more, and waits for what is under way. It reports false if that was so before.
-func (l *layers) end() bool {
+// end lets nothing be launched any more, and waits for what was launched. When ctx is over it waits for what is under way
+// alone. It reports false if that was so before.
+func (l *layers) end(ctx context.Context) bool {
 	l.mu.Lock()
 	was := l.closed
 	l.closed = true
 	l.mu.Unlock()
+	unwatch := context.AfterFunc(ctx, func() { l.stop(ctx.Err()) })
 	l.open.Wait()
+	unwatch()
+	l.stop(errEnded)
 	return !was
+}
+
+// leave is end for a value that is not wanted any more.
+func (l *layers) leave() bool {
+	l.stop(errEnded)
+	return l.end(l.ctx)
 }
 
 // fault is why not all layers are there; nil if they are. Everything has ended.
@@ -157,7 +178,7 @@ func (c *Client) PutLayers(ctx context.Context, key []byte, sizes []int, opts ..
 		return nil, fail("put layers", key, err)
 	}
 	w := &LayerWriter{c: c, a: a, opts: opts}
-	w.init(o)
+	w.init(c, o)
 	if c.cfg.Checksums && a.run.r.far {
 		w.sum = xxh3.New()
 	}
@@ -167,11 +188,13 @@ func (c *Client) PutLayers(ctx context.Context, key []byte, sizes []int, opts ..
 // Launch begins to copy layer i to the pool. b, which has the layer's size, must not change until Wait has returned.
 func (w *LayerWriter) Launch(i int, b []byte) error {
 	if !w.a.run.r.far {
-		return fail("launch layer", w.a.key, w.launch(i, len(b), func(*layer) error {
+		return fail("launch layer", w.a.key, w.launch(i, len(b), func(context.Context, *layer) error {
 			return cxl.CopyIn(w.a.bytes[w.offsets[i]:w.offsets[i]+len(b)], b) //nolint:wrapcheck // says what to do
 		}))
 	}
-	err := w.launch(i, len(b), func(x *layer) error { return w.send(x, uint64(w.offsets[i]), b) }) //nolint:gosec // not negative
+	err := w.launch(i, len(b), func(ctx context.Context, x *layer) error {
+		return w.send(ctx, x, uint64(w.offsets[i]), b) //nolint:gosec // not negative
+	})
 	if err == nil {
 		w.hash(i, b)
 	}
@@ -193,22 +216,35 @@ func (w *LayerWriter) hash(i int, b []byte) {
 	_, _ = w.sum.Write(b) // it cannot fail
 }
 
-// send writes a layer by transfer.
-func (w *LayerWriter) send(x *layer, offset uint64, b []byte) error {
+// send writes a layer by transfer. When one has failed the others are not wanted any more.
+func (w *LayerWriter) send(ctx context.Context, x *layer, offset uint64, b []byte) error {
+	err := w.sendOne(ctx, x, offset, b)
+	if err != nil {
+		w.stop(err)
+	}
+	return err
+}
+
+func (w *LayerWriter) sendOne(ctx context.Context, x *layer, offset uint64, b []byte) error {
 	c, r := w.c, w.a.run.r
 	var o sending
 	if !o.add(c.pool, w.a.run, b) {
 		return c.whyLost(r)
 	}
 	o.reqs[0].Offset += offset
-	o.run(c.life, c)
+	o.run(ctx, c)
 	state, err := o.status(0)
 	if state == transfer.Unsettled {
 		x.batch = o.batch
 		c.loosen(run{r: r}, o.batch) // the region is not given up before; of the pages see giveUp
 	}
 	c.pool.endCopy(r)
-	if err != nil {
+	switch {
+	case errors.Is(err, transfer.ErrCanceled) && ctx.Err() != nil:
+		return context.Cause(ctx)
+	case errors.Is(err, transfer.ErrCanceled):
+		return c.whyLost(r)
+	case err != nil:
 		c.sendFailed(r, err)
 		return fmt.Errorf("%w: %w", ErrRevoked, err)
 	}
@@ -223,9 +259,9 @@ func (w *LayerWriter) Wait(ctx context.Context, i int) error {
 }
 
 // Finish waits for all layers, each of which must have been launched, and registers the value. It ends the LayerWriter in
-// any case.
+// any case, and the copies when ctx is over.
 func (w *LayerWriter) Finish(ctx context.Context) (PutResult, error) {
-	if !w.end() {
+	if !w.end(ctx) {
 		return PutResult{}, fail("put layers", w.a.key, fmt.Errorf("%w: the LayerWriter has ended", ErrConfig))
 	}
 	if err := w.fault(); err != nil {
@@ -241,9 +277,10 @@ func (w *LayerWriter) Finish(ctx context.Context) (PutResult, error) {
 	return w.a.Store(ctx, w.opts...)
 }
 
-// Abort ends the LayerWriter, and gives its memory back unused. It waits for what is under way. After Finish it does nothing.
+// Abort ends the LayerWriter, and gives its memory back unused. It waits for what is under way, but not for a node that does
+// not answer. After Finish it does nothing.
 func (w *LayerWriter) Abort() {
-	if w.end() {
+	if w.leave() {
 		w.giveUp()
 	}
 }
@@ -306,7 +343,7 @@ func (c *Client) GetLayers(ctx context.Context, key []byte, sizes []int) (*Layer
 	}
 	g := &LayerReader{c: c, key: append([]byte(nil), key...), found: *r, sentAt: sentAt}
 	g.found.Copies = append([]protocol.Location(nil), r.Copies...)
-	g.init(o)
+	g.init(c, o)
 	if c.cfg.Checksums && r.Checksum != 0 {
 		g.sum = xxh3.New()
 	}
@@ -318,14 +355,14 @@ func (c *Client) GetLayers(ctx context.Context, key []byte, sizes []int) (*Layer
 
 // Launch begins to copy layer i into dst, which has the layer's size and must not be touched until Wait has returned.
 func (g *LayerReader) Launch(i int, dst []byte) error {
-	return fail("launch layer", g.key, g.launch(i, len(dst), func(x *layer) error {
+	return fail("launch layer", g.key, g.launch(i, len(dst), func(ctx context.Context, x *layer) error {
 		x.dst = dst
-		return g.read(i, dst)
+		return g.read(ctx, i, dst)
 	}))
 }
 
 // read copies a layer from the first location that can be read. That the lease lasts is for Wait and Close to say.
-func (g *LayerReader) read(i int, dst []byte) error {
+func (g *LayerReader) read(ctx context.Context, i int, dst []byte) error {
 	r := g.found
 	r.LeaseMS, r.Checksum = unleased, 0
 	r.Copies = append([]protocol.Location(nil), g.found.Copies...)
@@ -336,7 +373,7 @@ func (g *LayerReader) read(i int, dst []byte) error {
 	for j := range r.Copies {
 		place(&r.Copies[j])
 	}
-	if _, got := g.c.copyAny(g.c.life, g.key, &r, g.sentAt, dst, uint64(g.total)); got != good { //nolint:gosec // positive
+	if _, got := g.c.copyAny(ctx, g.key, &r, g.sentAt, dst, uint64(g.total)); got != good { //nolint:gosec // positive
 		return ErrNotFound
 	}
 	return nil
@@ -371,11 +408,12 @@ func (g *LayerReader) hash(i int) {
 	}
 }
 
-// Close ends the reader, after what is under way, and gives the lease back. If it returns nil, all layers that were waited
+// Close ends the reader and gives the lease back. It waits for what is under way, since that lands in the memory that Launch
+// got, though no longer than Config.CallTimeout for a node that does not answer. If it returns nil, all layers that were waited
 // for without an error have the bytes that were stored. Otherwise the error matches ErrLease, or ErrNotFound if the checksum
 // is wrong. A second Close returns nil.
 func (g *LayerReader) Close() error {
-	if !g.end() {
+	if !g.leave() {
 		return nil
 	}
 	c := g.c

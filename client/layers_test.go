@@ -1,6 +1,7 @@
 package client
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -184,4 +185,43 @@ func TestALayerReaderTellsOfAWrongChecksumAndOfALostLease(t *testing.T) {
 	require.NoError(t, err)
 	g.broken.Store(true)
 	require.ErrorIs(t, g.Close(), ErrLease)
+}
+
+// What a node that hangs is about to be sent, or asked for, is left when everything ends.
+func TestTheEndOfLayersDoesNotWaitForANodeThatHangs(t *testing.T) {
+	f := newFake(t, 16*4096, 1)
+	n := f.addNode(t, "dram", 1<<20)
+	n.first = true
+	p := n.behindProxy(t)
+	sizes := make([]int, 40)
+	for i := range sizes {
+		sizes[i] = 1000
+	}
+	n.lay("held", value("held", 40_000), 0)
+	const call = 2 * time.Second
+	c := f.open(t, func(cfg *Config) { cfg.CallTimeout, cfg.RegionSize = call, 32*4096 })
+	put(t, c, "first", 4096)
+	g, err := c.GetLayers(t.Context(), []byte("held"), sizes)
+	require.NoError(t, err)
+	w, err := c.PutLayers(t.Context(), []byte("k"), sizes)
+	require.NoError(t, err)
+	x, err := c.PutLayers(t.Context(), []byte("l"), sizes)
+	require.NoError(t, err)
+	p.freeze()
+	defer p.thaw()
+	for i := range sizes {
+		require.NoError(t, g.Launch(i, make([]byte, 1000)))
+		require.NoError(t, w.Launch(i, make([]byte, 1000)))
+		require.NoError(t, x.Launch(i, make([]byte, 1000)))
+	}
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	_, err = w.Finish(ctx)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	x.Abort()
+	require.Error(t, x.Wait(t.Context(), 39), "whoever waits hears of it")
+	_ = g.Close()
+	require.Less(t, time.Since(began), 4*call, "ten rounds of four took ten times as long as one")
+	require.Equal(t, 1, c.Stats().Regions, "nothing is wrong with the region")
 }

@@ -443,7 +443,7 @@ type Stats struct {
 	Devices   int
 	Contexts  int
 	Names     int
-	NameBytes int // of their keys and values
+	NameBytes int    // of their keys and values
 	PoolBytes uint64 // of the devices, without their headers
 	FreeBytes uint64 // in no region
 	Tenants   []TenantStats
