@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
+	"math/rand/v2"
 
 	"larder/protocol"
 	"larder/transfer"
@@ -64,15 +66,15 @@ func (f *fetch) outcome(j int, r *protocol.LookupResult) int {
 		return bad
 	case errors.Is(err, transfer.ErrMissing): // the device has answered: nothing is wrong but with this location
 		c.counters.remoteFaults.Add(1)
+		if dev.generation() == r.Generation && !f.hold.over(c.cfg.Clock()) {
+			return damaged
+		}
 		return bad
 	case err != nil:
 		c.counters.remoteFaults.Add(1)
 		c.failed(dev, err)
-		switch {
-		case dev.far.stale.Load():
+		if dev.far.stale.Load() {
 			return stale
-		case errors.Is(err, transfer.ErrMissing) && dev.generation() == r.Generation && !f.hold.over(c.cfg.Clock()):
-			return damaged
 		}
 		return bad
 	case dev.generation() != r.Generation:
@@ -165,34 +167,85 @@ func sized(dst []byte, n uint64) []byte {
 	return dst[:n]
 }
 
-// prefer puts the location of a result first that costs the least to read.
+// prefer puts the location of a result first that costs the least to read. Of those that cost the same each reader takes any,
+// so that not all come to one node.
 func (c *Client) prefer(ctx context.Context, r *protocol.LookupResult) {
 	if len(r.Copies) == 0 {
 		return
 	}
 	now := c.cfg.Clock()
-	best, at := c.rank(ctx, &r.Location, now), -1
+	costs := append(make([]cost, 0, 1+protocol.MaxCopies), c.cost(ctx, &r.Location, now))
 	for i := range r.Copies {
-		if best == rankMapped {
-			break
+		if costs[0].rank == rankMapped {
+			return
 		}
-		if n := c.rank(ctx, &r.Copies[i], now); n < best {
-			best, at = n, i
-		}
+		costs = append(costs, c.cost(ctx, &r.Copies[i], now))
 	}
-	if at >= 0 {
-		r.Location, r.Copies[at] = r.Copies[at], r.Location
+	if at := cheapest(costs, rand.Uint64()); at > 0 { //nolint:gosec // no secret
+		r.Location, r.Copies[at-1] = r.Copies[at-1], r.Location
 	}
 }
 
-// rank says what it costs to read a location now.
-func (c *Client) rank(ctx context.Context, l *protocol.Location, now int64) int {
+// cost is what it costs to read a location.
+type cost struct {
+	rank    int
+	latency int64 // ns; 0 = not known
+}
+
+// cost says what it costs to read a location now.
+func (c *Client) cost(ctx context.Context, l *protocol.Location, now int64) cost {
 	dev := c.device(ctx, l.Device, l.Generation)
 	if dev == nil {
-		return rankNone
+		return cost{rank: rankNone}
 	}
 	defer dev.drop()
-	return dev.rank(now)
+	if dev.far == nil {
+		return cost{rank: dev.rank(now)}
+	}
+	return cost{dev.rank(now), dev.far.latency(now)}
+}
+
+const (
+	// slower is how much longer than the fastest a location may take, of those of one rank, and be as good: what is measured
+	// is an average of reads of all sizes, and if all took the fastest it would not be for long.
+	slower = 2
+	// lookAgain is how many reads take one of those that are slower, and see whether it still is: one of so many.
+	lookAgain = 16
+)
+
+// cheapest chooses one of the costs. Chance, any number, chooses among those that are as good.
+func cheapest(costs []cost, chance uint64) (at int) {
+	least, fastest := costs[0].rank, int64(math.MaxInt64)
+	for _, x := range costs[1:] {
+		least = min(least, x.rank)
+	}
+	for _, x := range costs {
+		if x.rank == least && x.latency > 0 {
+			fastest = min(fastest, x.latency)
+		}
+	}
+	most := fastest
+	if most <= math.MaxInt64/slower {
+		most *= slower
+	}
+	if chance%lookAgain == 0 {
+		most = math.MaxInt64
+	}
+	good, chance := uint64(0), chance/lookAgain
+	for _, x := range costs {
+		if x.rank == least && x.latency <= most {
+			good++
+		}
+	}
+	for nth := chance % good; ; at++ {
+		if x := costs[at]; x.rank != least || x.latency > most {
+			continue
+		}
+		if nth == 0 {
+			return at
+		}
+		nth--
+	}
 }
 
 // copyAny is copyOut from the best location that can be read, all under the same lease.

@@ -143,6 +143,27 @@ type remote struct {
 	generation uint64
 	rank       int
 	stale      atomic.Bool // the node does not have the buffer any more
+
+	took   atomic.Int64 // what latency said last
+	lookAt atomic.Int64 // when it looks again, on Config.Clock
+}
+
+// latencyEvery is how often, in ns, the engine is asked how long the node takes.
+const latencyEvery = 50e6
+
+// latency is how long a slice of a transfer from the device takes on the fastest way there, in ns; 0 if none has come yet.
+func (f *remote) latency(now int64) int64 {
+	if due := f.lookAt.Load(); now < due || !f.lookAt.CompareAndSwap(due, now+latencyEvery) {
+		return f.took.Load()
+	}
+	least := int64(0)
+	for _, p := range f.seg.Paths() {
+		if p.Latency > 0 && p.Storage == f.endpoint.Storage && (least == 0 || int64(p.Latency) < least) {
+			least = int64(p.Latency)
+		}
+	}
+	f.took.Store(least)
+	return least
 }
 
 // Ranks of locations: readers take the lowest first.

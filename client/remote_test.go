@@ -288,3 +288,43 @@ func TestALostRecordIsAMissOfThatRecordAlone(t *testing.T) {
 	require.Zero(t, asks(t, f))
 	require.EqualValues(t, 1, c.Stats().RemoteFaults)
 }
+
+func TestOfLocationsThatCostTheSameAnyIsTaken(t *testing.T) {
+	const r = rankRemote
+	for name, x := range map[string]struct {
+		costs []cost
+		want  []int // how many of lookAgain times 60 reads take each
+	}{
+		"alone":              {[]cost{{r, 9}}, []int{960}},
+		"not measured":       {[]cost{{r, 0}, {r, 0}}, []int{480, 480}},
+		"as fast":            {[]cost{{r, 199}, {r, 100}, {r, 0}}, []int{320, 320, 320}},
+		"slower":             {[]cost{{r, 201}, {r, 100}, {r, 100}}, []int{20, 470, 470}},
+		"another rank":       {[]cost{{rankStorage, 1}, {r, 500}, {rankNone, 0}, {rankAvoided, 1}}, []int{0, 960, 0, 0}},
+		"nothing to be read": {[]cost{{rankNone, 0}, {rankNone, 0}}, []int{480, 480}},
+	} {
+		got := make([]int, len(x.costs))
+		for chance := range uint64(lookAgain * 60) {
+			got[cheapest(x.costs, chance)]++
+		}
+		require.Equal(t, x.want, got, name)
+	}
+}
+
+func TestReadersAreSpreadOverTheNodesThatHaveAnEntry(t *testing.T) {
+	f := newFake(t, 16*4096, 1)
+	f.features = protocol.FeatureCopies
+	a, b := f.addNode(t, "dram", 1<<20), f.addNode(t, "dram", 1<<20)
+	a.lay("k", value("a", 4096), 0)
+	b.lay("k", value("b", 4096), 0)
+	c := f.open(t, nil)
+	var dst []byte
+	from := map[byte]int{}
+	for range 1000 {
+		var err error
+		dst, err = c.Get(t.Context(), []byte("k"), dst)
+		require.NoError(t, err)
+		from[dst[0]]++
+	}
+	require.Len(t, from, 2, "both have been read from")
+	require.NotZero(t, (*c.devices.table.Load())[a.id].far.latency(c.cfg.Clock()+latencyEvery), "the engine has measured it")
+}
