@@ -64,17 +64,17 @@ var errUnreadable = errors.New("no location of the entry can be read")
 func (c *Client) CopyIn(ctx context.Context, items []CopyItem) ([]CopyResult, error) {
 	res := make([]CopyResult, len(items))
 	var buf []byte
-	for from := 0; from < len(items); {
-		n, size := 0, uint64(0)
-		for ; from+n < len(items) && n < protocol.MaxBatch; n++ {
-			if more := items[from+n].length(); n > 0 && size+more > copyWindow {
-				break
-			} else {
-				size += more
-			}
-		}
+	hauls := haulsOf(items)
+	for i := range hauls {
+		c.keep(&hauls[i].hold) // the last may have to wait for all others
+		defer c.letGo(&hauls[i].hold)
+	}
+	from := 0
+	for i := range hauls {
+		w := &hauls[i]
+		to := from + len(w.items)
 		var err error
-		if buf, err = c.copySome(ctx, items[from:from+n], res[from:from+n], buf); err != nil {
+		if buf, err = c.copySome(ctx, w, res[from:to], buf); err != nil {
 			for i := from; i < len(res); i++ {
 				if res[i].Outcome == CopyFailed && res[i].Err == nil {
 					res[i].Err = err
@@ -82,9 +82,42 @@ func (c *Client) CopyIn(ctx context.Context, items []CopyItem) ([]CopyResult, er
 			}
 			return res, fail("copy in", nil, err)
 		}
-		from += n
+		from = to
 	}
 	return res, nil
+}
+
+// haul is items that are copied together, and the hold on their leases until they have been read.
+type haul struct {
+	items []CopyItem
+	hold  hold
+}
+
+// haulsOf divides items into hauls of a copyWindow each.
+func haulsOf(items []CopyItem) []haul {
+	var all []haul
+	for len(items) > 0 {
+		n, size := 0, uint64(0)
+		for ; n < len(items) && n < protocol.MaxBatch; n++ {
+			if more := items[n].length(); n > 0 && size+more > copyWindow {
+				break
+			} else {
+				size += more
+			}
+		}
+		all = append(all, haul{items: items[:n]})
+		items = items[n:]
+	}
+	for i := range all {
+		w := &all[i]
+		w.hold.begin()
+		for _, it := range w.items {
+			if it.Lease != 0 {
+				w.hold.add(&protocol.LookupResult{Lease: it.Lease, LeaseMS: it.LeaseMS}, it.AskedAt)
+			}
+		}
+	}
+	return all
 }
 
 func (it *CopyItem) length() uint64 {
@@ -105,22 +138,20 @@ func (it *CopyItem) check(c *Client) error {
 	return nil
 }
 
-// copySome copies items that fit the window. arena is memory for their bytes, which it gives back, grown if need be.
-func (c *Client) copySome(ctx context.Context, items []CopyItem, res []CopyResult, arena []byte) ([]byte, error) {
-	found, buf, keys := make([]protocol.LookupResult, len(items)), make([][]byte, len(items)), make([][]byte, len(items))
-	total, asked := uint64(0), c.cfg.Clock()
+// copySome copies the items of a haul. arena is memory for their bytes, which it gives back, grown if need be.
+func (c *Client) copySome(ctx context.Context, w *haul, res []CopyResult, arena []byte) ([]byte, error) {
+	items := w.items
+	found, buf := make([]protocol.LookupResult, len(items)), make([][]byte, len(items))
+	unnamed := make([][]byte, len(items)) // who cannot be sure of a lease condemns nothing
+	total := uint64(0)
 	for i := range items {
 		it := &items[i]
 		if res[i].Err = it.check(c); res[i].Err != nil {
 			continue
 		}
 		total += it.length()
-		keys[i] = it.Key
 		found[i] = protocol.LookupResult{
 			Found: true, Location: it.From[0], LeaseMS: unleased, Copies: append([]protocol.Location(nil), it.From[1:]...),
-		}
-		if it.Lease != 0 {
-			found[i].Lease, found[i].LeaseMS, asked = it.Lease, it.LeaseMS, min(asked, it.AskedAt)
 		}
 	}
 	arena = sized(arena, total)
@@ -130,13 +161,10 @@ func (c *Client) copySome(ctx context.Context, items []CopyItem, res []CopyResul
 			at += items[i].length()
 		}
 	}
-	c.readAll(ctx, keys, found, asked, buf, total, func(i, got int) {
-		if found[i].Lease != 0 {
-			c.giveBack(found[i].Lease)
-		}
+	c.readAll(ctx, unnamed, found, c.cfg.Clock(), buf, total, func(i, got int) {
 		switch {
 		case !found[i].Found:
-		case got == late:
+		case got == late, items[i].Lease != 0 && w.hold.over(c.cfg.Clock()):
 			res[i].Err = ErrLease
 		case got != good:
 			res[i].Err = fmt.Errorf("%w (%w)", errUnreadable, ErrNotFound)
@@ -145,6 +173,8 @@ func (c *Client) copySome(ctx context.Context, items []CopyItem, res []CopyResul
 			res[i].Err = fmt.Errorf("%w: the checksum of the one that was read is wrong (%w)", errUnreadable, ErrNotFound)
 		}
 	})
+	c.letGo(&w.hold)
+	c.giveBack(w.hold.leases...)
 	if err := ctx.Err(); err != nil {
 		return arena, err //nolint:wrapcheck // callers wrap
 	}

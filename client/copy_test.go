@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"slices"
 	"testing"
 	"time"
@@ -239,4 +240,35 @@ func TestPromotionsAreBounded(t *testing.T) {
 	require.LessOrEqual(t, len(c.promotions.queue), maxPromotions)
 	f.do(func() { f.before = nil })
 	require.Eventually(t, func() bool { return c.promotions.bytes.Load() == 0 }, 10*time.Second, time.Millisecond)
+}
+
+// Items that wait for others to be copied keep their leases.
+func TestCopyInKeepsTheLeasesOfWhatWaits(t *testing.T) {
+	const size = copyWindow/2 + 1 // two do not fit one window
+	f := newFake(t, 4*size/4096*4096, 1)
+	n := f.addNode(t, "dram", 3*size)
+	for _, k := range []string{"a", "b"} {
+		n.lay(k, bytes.Repeat([]byte(k), size), 0)
+	}
+	c := f.open(t, func(cfg *Config) { cfg.RegionSize, cfg.CallTimeout = 2*size/4096*4096+8192, time.Second })
+	items := itemsOf(f, "a", "b")
+	asked := c.cfg.Clock()
+	f.do(func() {
+		for i := range items {
+			items[i].Lease, items[i].LeaseMS, items[i].AskedAt = uint64(77000+i), 2000, asked
+			f.leases[items[i].Lease] = f.entries[string(items[i].Key)].Value.(*fakeEntry)
+		}
+		f.before = func(_ *fakeConn, h protocol.Header, _ []byte) *protocol.Error { // the first takes longer than a lease
+			if h.Type == protocol.TypeBatchRegister && c.cfg.Clock() < asked+3*int64(time.Second) {
+				return errSilent
+			}
+			return nil
+		}
+	})
+	res, err := c.CopyIn(t.Context(), items)
+	require.NoError(t, err)
+	for i := range res {
+		require.Equal(t, CopyResult{Outcome: CopyDone, Bytes: size}, res[i])
+	}
+	require.NotZero(t, f.count(protocol.TypeRenew))
 }

@@ -261,14 +261,16 @@ func (c *Client) copyAny(
 }
 
 // copyNext reads a result of which one location turned out to be unreadable, from the others. When there is none, and the
-// node of that one has another buffer by now, the leader is asked where that is.
+// node of that one has another buffer by now, the leader is asked where that is. Without a key no location is condemned.
 func (c *Client) copyNext(
 	ctx context.Context, key []byte, r *protocol.LookupResult, sentAt int64, dst []byte, total uint64, got int,
 ) ([]byte, int) {
 	first, again := r.Location, got == stale
 	for got != good && got != late {
 		if got == damaged {
-			c.condemn(ctx, key, &r.Location)
+			if len(key) > 0 {
+				c.condemn(ctx, key, &r.Location)
+			}
 			got = bad
 		}
 		if len(r.Copies) == 0 {
