@@ -55,8 +55,9 @@ func (e *Engine) greet(ctx context.Context, s *stream, kind string, id uint64) (
 	return w.Engine, s.conn.SetDeadline(time.Time{})
 }
 
-// answerHello reads a connection's first frame and answers it.
-func (e *Engine) answerHello(s *stream) (*hello, error) {
+// answerHello reads a connection's first frame and answers it. A hello that is taken is given to welcomed before the peer
+// hears of it, and may then send more.
+func (e *Engine) answerHello(s *stream, welcomed func(*hello)) (*hello, error) {
 	if err := s.conn.SetDeadline(soon(greetTimeout)); err != nil {
 		return nil, err
 	}
@@ -81,6 +82,9 @@ func (e *Engine) answerHello(s *stream) (*hello, error) {
 	answer, err := json.Marshal(out)
 	if err != nil {
 		return nil, err
+	}
+	if out.Error == "" {
+		welcomed(&in)
 	}
 	if err := s.send(&header{kind: frameWelcome}, answer); err != nil {
 		return nil, err

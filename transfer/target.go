@@ -208,16 +208,13 @@ func (c *served) serve() {
 }
 
 func (c *served) run() error {
-	h, err := c.t.e.answerHello(c.s)
+	// The peer may have what it sends next aborted: the connection must be found by then.
+	h, err := c.t.e.answerHello(c.s, c.hello.Store)
 	if err != nil {
 		return err
 	}
-	c.hello.Store(h)
-	c.t.mu.Lock()
-	closed := c.t.closed
-	c.t.mu.Unlock()
 	switch {
-	case closed: // its deadline may have been taken back
+	case c.ctx.Err() != nil: // it was interrupted, and its deadline may have been taken back
 		return ErrClosed
 	case h.Kind == kindControl:
 		return c.control()

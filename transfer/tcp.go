@@ -385,7 +385,7 @@ func (c *connection) tick(now int64) {
 	if moved != c.seen || oldest != nil && oldest.began > c.used {
 		c.seen, c.used = moved, max(now, c.used)
 	}
-	late := oldest != nil && !oldest.orphan && now >= oldest.batch.deadline
+	late := c.late(now)
 	quiet := now - c.used
 	c.mu.Unlock()
 	switch {
@@ -397,6 +397,16 @@ func (c *connection) tick(now int64) {
 		c.idle.Store(true)
 		c.kill(errIdle)
 	}
+}
+
+// late reports whether a request under way is out of time, be it behind others that have more. The caller holds mu.
+func (c *connection) late(now int64) bool {
+	for seq := c.head + 1; seq <= c.tail; seq++ {
+		if s := c.ring[seq%windowSlices]; s != nil && !s.orphan && now >= s.batch.deadline {
+			return true
+		}
+	}
+	return false
 }
 
 // finish deals with what was under way when the connection ended. Neither its reader nor its writer runs any more.

@@ -562,6 +562,30 @@ func TestAReadThatIsStuck(t *testing.T) {
 }
 
 // TestDescriptors tells what a segment shows of itself, and what is refused.
+// TestAConnectionIsKnownOnceItIsWelcome: what is sent on it next can be aborted.
+func TestAConnectionIsKnownOnceItIsWelcome(t *testing.T) {
+	here, there := engine(t, Config{}), engine(t, Config{Listen: []string{"127.0.0.1:0"}})
+	for id := uint64(1); id <= 200; id++ {
+		s, _, err := here.dial(t.Context(), "", there.Addresses()[0], kindData, id)
+		require.NoError(t, err)
+		found := there.target.find(here.ID(), id)
+		require.NoError(t, s.conn.Close())
+		require.NotNil(t, found, "connection %d", id)
+	}
+}
+
+// TestARequestOutOfTimeBehindOthers: a short deadline holds also for what waits behind a request that has much time.
+func TestARequestOutOfTimeBehindOthers(t *testing.T) {
+	c := &connection{head: windowSlices - 1, tail: windowSlices + 1}
+	c.ring[0] = &slice{batch: &Batch{deadline: 100}}
+	c.ring[1] = &slice{batch: &Batch{deadline: 10}}
+	require.False(t, c.late(9))
+	require.True(t, c.late(10))
+	c.ring[1] = &slice{orphan: true}
+	require.False(t, c.late(99))
+	require.True(t, c.late(100))
+}
+
 func TestDescriptors(t *testing.T) {
 	here, there := engine(t, Config{}), engine(t, Config{Name: "n1", Listen: []string{anyPort, anyPort}})
 	buf := register(t, there, make([]byte, 10), BufferOptions{Name: "a"})
