@@ -67,7 +67,8 @@ type Config struct {
 	// wants in a faster one.
 	NoPromote bool
 	// Transfer is the engine by which devices are reached that are not mapped here; it stays the caller's, who closes it
-	// after the client. nil: the client makes one that listens nowhere when it needs it.
+	// after the client. One with NICs reads and writes by RDMA, where the node has NICs, too. nil: the client makes one that
+	// listens nowhere, and has none, when it needs it.
 	Transfer *transfer.Engine
 	// TransferToken is what nodes demand to know of the client's own engine; Transfer has been given one of its own.
 	TransferToken string

@@ -51,12 +51,12 @@ func newCarrier(cfg *Config) *carrier {
 
 // open returns the segment that an endpoint lies in, for one more user.
 func (t *carrier) open(e *protocol.Endpoint) (*segment, error) {
-	return t.openDescriptor(transfer.Descriptor{Engine: e.Engine, Host: e.Host, Rails: e.Rails})
+	return t.openDescriptor(transfer.Descriptor{Engine: e.Engine, Host: e.Host, Rails: e.Rails, NICs: e.NICs})
 }
 
 func (t *carrier) openDescriptor(d transfer.Descriptor) (*segment, error) {
-	d.Rails = slices.Clone(d.Rails)
-	key := d.Engine + " " + d.Host + " " + strings.Join(d.Rails, " ")
+	d.Rails, d.NICs = slices.Clone(d.Rails), slices.Clone(d.NICs)
+	key := d.Engine + " " + d.Host + " " + strings.Join(d.Rails, " ") + " " + strings.Join(d.NICs, " ")
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if s := t.segments[key]; s != nil {
@@ -209,7 +209,8 @@ func handleOf(e *protocol.Endpoint) transfer.Handle {
 func (f *remote) is(info *protocol.Device) bool {
 	e := info.Endpoint
 	return e != nil && info.Generation == f.generation && e.Engine == f.endpoint.Engine && e.Host == f.endpoint.Host &&
-		handleOf(e) == f.buffer && e.Offset == f.endpoint.Offset && slices.Equal(e.Rails, f.endpoint.Rails)
+		handleOf(e) == f.buffer && e.Offset == f.endpoint.Offset && slices.Equal(e.Rails, f.endpoint.Rails) &&
+		slices.Equal(e.NICs, f.endpoint.NICs)
 }
 
 // within converts a location to a place in the device's buffer.

@@ -77,6 +77,27 @@ func TestRemoteBytesOfAnotherChecksumAreAMiss(t *testing.T) {
 	requireValue(t, c, "k", 4096)
 }
 
+// A node's NICs are a part of the way there: who has some, too, can take it.
+func TestNICsOfANodeAreToldToTheEngine(t *testing.T) {
+	f := newFake(t, 16*4096, 1)
+	n := f.addNode(t, "dram", 1<<20)
+	c := f.open(t, nil)
+	e := n.device().Endpoint
+	plain, err := c.devices.carrier.open(e)
+	require.NoError(t, err)
+	defer c.devices.carrier.drop(plain)
+	require.Empty(t, plain.Descriptor().NICs)
+	d, err := c.devices.carrier.openFar(&protocol.Device{ID: 2, Endpoint: e})
+	require.NoError(t, err)
+	defer d.drop()
+	e.NICs = []string{"mlx5_0"}
+	require.False(t, d.far.is(&protocol.Device{ID: 2, Endpoint: e}))
+	fast, err := c.devices.carrier.open(e)
+	require.NoError(t, err)
+	defer c.devices.carrier.drop(fast)
+	require.Equal(t, e.NICs, fast.Descriptor().NICs)
+}
+
 // What is damaged at one place is dropped there, and read elsewhere; at the last one the key goes with it. Each way to read
 // does so.
 func TestDamagedLocationsAreDropped(t *testing.T) {

@@ -15,6 +15,9 @@ import (
 
 	"larder/node"
 	"larder/server"
+	"larder/tiering/ssd"
+	"larder/transfer"
+	"larder/transfer/verbs"
 )
 
 // nodeCmd is larder node.
@@ -27,10 +30,19 @@ type nodeCmd struct {
 	Advertise []string `env:"LARDER_NODE_ADVERTISE" placeholder:"ADDR" help:"What others are told instead, one for each of --listen."`
 	Token     string   `env:"LARDER_TRANSFER_TOKEN" help:"What all that reach the devices by transfer must know."`
 
-	DRAM    server.Size `name:"dram" env:"LARDER_NODE_DRAM" help:"Memory of this process to contribute: what lies there goes with it (default 0: none)."`
-	SSD     []string    `name:"ssd" env:"LARDER_NODE_SSD" placeholder:"DIR" help:"Directory of an SSD store to contribute: what lies there outlives the node; may be given several times."`
-	SSDSize server.Size `name:"ssd-size" env:"LARDER_NODE_SSD_SIZE" help:"Bytes that each SSD holds; the disk takes a quarter more. Needed to make a store; then it has its size."`
-	CXL     []string    `name:"cxl" env:"LARDER_NODE_CXL" sep:"none" placeholder:"PATH" help:"CXL memory to contribute: PATH[,size=8GiB][,coherence=hardware][,force], as --pool of larder serve; may be given several times."`
+	NICs         []string     `name:"nics" env:"LARDER_NODE_NICS" placeholder:"NAME" help:"NICs for RDMA, as mlx5_0 or mlx5_0/2; none for none (default: all)."`
+	Topology     topologyFile `env:"LARDER_NODE_TOPOLOGY" placeholder:"FILE" help:"Topology of this host as JSON (default: as its sysfs tells; see larder transfer probe --json)."`
+	Transports   []string     `env:"LARDER_NODE_TRANSPORTS" help:"Transports to use: local, shm, rdma, tcp (default: all)."`
+	MaxEndpoints int          `env:"LARDER_NODE_MAX_ENDPOINTS" default:"4096" help:"Peers that are connected to a NIC at once (default 4096)."`
+	Eviction     string       `env:"LARDER_NODE_EVICTION" default:"sieve" enum:"fifo,sieve" help:"Who makes room for a new peer of a NIC: fifo or sieve (default sieve)."`
+	NumQPPerEP   int          `name:"num-qp-per-ep" env:"LARDER_NODE_NUM_QP_PER_EP" default:"2" help:"Queue pairs of each such peer, 1 to 64 (default 2)."`
+
+	DRAM           server.Size `name:"dram" env:"LARDER_NODE_DRAM" help:"Memory of this process to contribute: what lies there goes with it (default 0: none)."`
+	SSD            []string    `name:"ssd" env:"LARDER_NODE_SSD" placeholder:"DIR" help:"Directory of an SSD store to contribute: what lies there outlives the node; may be given several times."`
+	SSDSize        server.Size `name:"ssd-size" env:"LARDER_NODE_SSD_SIZE" help:"Bytes that each SSD holds; the disk takes a quarter more. Needed to make a store; then it has its size."`
+	SSDCompression string      `name:"ssd-compression" env:"LARDER_NODE_SSD_COMPRESSION" default:"auto" enum:"auto,on,off" help:"Whether SSDs store values as zstd: auto (where it pays), on or off (default auto)."`
+	SSDCompactRate server.Size `name:"ssd-compact-rate" env:"LARDER_NODE_SSD_COMPACT_RATE" default:"256MiB" help:"Bytes per second that an SSD's compaction writes while no store waits for it (default 256MiB)."`
+	CXL            []string    `name:"cxl" env:"LARDER_NODE_CXL" sep:"none" placeholder:"PATH" help:"CXL memory to contribute: PATH[,size=8GiB][,coherence=hardware][,force], as --pool of larder serve; may be given several times."`
 
 	Bandwidth  server.Size `env:"LARDER_NODE_BANDWIDTH" default:"256MiB" help:"Bytes per second that copies between tiers may take, of all devices (default 256MiB)."`
 	PageSize   server.Size `env:"LARDER_NODE_PAGE_SIZE" default:"64KiB" help:"Page size of the regions for copies: that of most entries (default 64KiB)."`
@@ -54,13 +66,23 @@ func (c *nodeCmd) config(logger *slog.Logger) (node.Config, error) {
 	cfg := node.Config{
 		Masters: c.Masters, Host: c.Host, Listen: c.Listen, Advertise: c.Advertise, Token: c.Token, DRAM: uint64(c.DRAM),
 		Bandwidth: uint64(c.Bandwidth), PageSize: uint64(c.PageSize), RegionSize: uint64(c.RegionSize), Prefault: c.Prefault,
-		NoMap: c.NoMap, Logger: logger,
+		NoMap: c.NoMap, Logger: logger, Topology: c.Topology.Topology, Transports: c.Transports,
+	}
+	var err error
+	if cfg.Endpoints, err = endpointConfig(c.MaxEndpoints, c.NumQPPerEP, c.Eviction); err != nil {
+		return cfg, err
+	}
+	compression, err := ssd.ParseCompression(c.SSDCompression)
+	if err != nil {
+		return cfg, err //nolint:wrapcheck // says which
 	}
 	if slices.Equal(c.Listen, []string{server.Off}) {
 		cfg.Listen = nil
 	}
 	for _, dir := range c.SSD {
-		cfg.SSD = append(cfg.SSD, node.SSD{Dir: dir, Size: uint64(c.SSDSize)})
+		cfg.SSD = append(cfg.SSD, node.SSD{
+			Dir: dir, Size: uint64(c.SSDSize), Compression: compression, CompactRate: int64(c.SSDCompactRate), //nolint:gosec // checked by the store
+		})
 	}
 	for _, text := range c.CXL {
 		d, err := server.ParseDevice(text)
@@ -78,13 +100,32 @@ func (c *nodeCmd) config(logger *slog.Logger) (node.Config, error) {
 	return cfg, nil
 }
 
+// endpointConfig says how a node's NICs keep their peers. 0 and "" are the defaults.
+func endpointConfig(peers, qps int, eviction string) (c transfer.EndpointConfig, err error) {
+	switch {
+	case peers < 0 || peers > 1<<20:
+		err = fmt.Errorf("%d endpoints of a NIC: from 1 to %d", peers, 1<<20)
+	case qps < 0 || qps > 64:
+		err = fmt.Errorf("%d queue pairs of an endpoint: from 1 to 64", qps)
+	case eviction != "" && eviction != "fifo" && eviction != "sieve":
+		err = fmt.Errorf("eviction %.20q of endpoints: fifo or sieve", eviction)
+	}
+	return transfer.EndpointConfig{MaxEndpoints: peers, QPsPerEndpoint: qps, Eviction: eviction}, err
+}
+
 // Run implements the command: contribute until a signal comes.
-func (c *nodeCmd) Run(e *env) error {
+func (c *nodeCmd) Run(e *env) (err error) {
 	logger := newLogger(e.stderr, &server.Config{LogLevel: c.LogLevel, LogFormat: c.LogFormat})
 	cfg, err := c.config(logger)
 	if err != nil {
 		return usageError(err)
 	}
+	nics, closeNICs, err := verbs.OpenNICs(c.NICs)
+	if err != nil {
+		return usageError(err)
+	}
+	defer func() { err = errors.Join(err, closeNICs()) }()
+	cfg.NICs = nics
 	n, err := node.New(cfg)
 	if err != nil {
 		return usageError(err)

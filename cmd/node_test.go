@@ -3,6 +3,7 @@ package cmd
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -14,7 +15,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"larder/node"
 	"larder/server"
+	"larder/tiering/ssd"
+	"larder/transfer"
 )
 
 // freeAddr is a loopback address that nobody listens on.
@@ -87,12 +91,18 @@ func TestNodeCommandLine(t *testing.T) {
 	bad := filepath.Join(dir, "bad.yaml")
 	require.NoError(t, os.WriteFile(bad, []byte("drm: 8MiB\n"), 0o600))
 	for args, want := range map[string]string{
-		"--dram 8":                               `size "8"`,
-		"":                                       "nothing to contribute",
-		"--dram 8MiB --listen 127.0.0.1":         "127.0.0.1",
-		"--dram 8MiB --listen none --ssd " + dir: "by transfer alone",
-		"--cxl x,tier=dram":                      "the tier is cxl",
-		"--dram 8MiB --config " + bad:            `unknown key "drm"`,
+		"--dram 8":                                `size "8"`,
+		"":                                        "nothing to contribute",
+		"--dram 8MiB --listen 127.0.0.1":          "127.0.0.1",
+		"--dram 8MiB --listen none --ssd " + dir:  "by transfer alone",
+		"--cxl x,tier=dram":                       "the tier is cxl",
+		"--dram 8MiB --nics no_such_nic":          "no_such_nic",
+		"--dram 8MiB --transports pigeon":         `"pigeon" is no transport: local, shm, rdma, tcp`,
+		"--dram 8MiB --num-qp-per-ep 65":          "from 1 to 64",
+		"--dram 8MiB --topology " + dir + "/none": "no such file",
+		"--dram 8MiB --eviction lru":              "fifo",
+		"--dram 8MiB --ssd-compression gzip":      "auto",
+		"--dram 8MiB --config " + bad:             `unknown key "drm"`,
 	} {
 		t.Run(args, func(t *testing.T) {
 			code, _, errs := larder(t.Context(), append([]string{"node", "--admin-listen", "none"}, strings.Fields(args)...)...)
@@ -103,6 +113,38 @@ func TestNodeCommandLine(t *testing.T) {
 	code, out, _ := larder(t.Context(), "node", "--help")
 	require.Equal(t, exitDone, code)
 	require.Contains(t, out, "(default 256MiB)")
+}
+
+// TestNodesTransferOptions: what is said of ways and NICs reaches the engine, in a node and in a server's node.
+func TestNodesTransferOptions(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "topology.json")
+	require.NoError(t, os.WriteFile(file, []byte(`{"nodes":[{"id":0,"cpus":"0-3"}]}`), 0o600))
+	want := transfer.EndpointConfig{MaxEndpoints: 7, QPsPerEndpoint: 3, Eviction: "fifo"}
+	c := nodeCmd{
+		Transports: []string{"tcp"}, MaxEndpoints: 7, NumQPPerEP: 3, Eviction: "fifo", SSDCompression: "off", SSD: []string{"d"},
+		SSDCompactRate: 1 << 20,
+	}
+	require.NoError(t, c.Topology.UnmarshalText([]byte(file)))
+	cfg, err := c.config(slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	require.Equal(t, []string{"tcp"}, cfg.Transports)
+	require.Equal(t, want, cfg.Endpoints)
+	require.Equal(t, "0-3", cfg.Topology.Nodes[0].CPUs)
+	require.Equal(t, node.SSD{Dir: "d", Compression: ssd.CompressOff, CompactRate: 1 << 20}, cfg.SSD[0])
+
+	s := server.Default()
+	s.TransferTransports, s.TransferMaxEndpoints, s.TransferNumQPPerEP, s.TransferEviction = "tcp, shm", 7, 3, "fifo"
+	s.TransferTopology, s.TransferNICs = file, "none"
+	var nc node.Config
+	stop, err := servedTransfer(&nc, &s)
+	require.NoError(t, err)
+	require.NoError(t, stop())
+	require.Equal(t, []string{"tcp", "shm"}, nc.Transports)
+	require.Equal(t, want, nc.Endpoints)
+	require.Equal(t, "0-3", nc.Topology.Nodes[0].CPUs)
+	s.TransferNICs = "no_such_nic"
+	_, err = servedTransfer(&nc, &s)
+	require.ErrorContains(t, err, "transfer_nics")
 }
 
 // TestServerContributes has larder serve bring memory and a disk of its own, and let others reach its pool.

@@ -10,6 +10,8 @@ import (
 	"larder/cxl"
 	"larder/node"
 	"larder/server"
+	"larder/tiering/ssd"
+	"larder/transfer/verbs"
 )
 
 // servedNode is the node inside of a larder serve: it lets other hosts reach the server's own devices, and contributes
@@ -18,7 +20,8 @@ type servedNode struct {
 	n      *node.Node
 	cancel context.CancelFunc
 	ended  chan struct{}
-	err    error // of Run, after ended
+	err    error        // of Run, after ended
+	nics   func() error // closes them
 }
 
 // startServedNode starts the node of a server, unless nobody could use it; a nil servedNode can be stopped. A node that
@@ -30,7 +33,13 @@ func startServedNode(ctx context.Context, s *server.Server, admin *server.Admin,
 		RegionSize: uint64(cfg.RegionSize), Logger: logger,
 	}
 	if cfg.SSD != "" {
-		nc.SSD = []node.SSD{{Dir: cfg.SSD, Size: uint64(cfg.SSDSize)}}
+		compression, err := ssd.ParseCompression(cfg.SSDCompression)
+		if err != nil {
+			return nil, fmt.Errorf("ssd_compression: %w", err)
+		}
+		nc.SSD = []node.SSD{{
+			Dir: cfg.SSD, Size: uint64(cfg.SSDSize), Compression: compression, CompactRate: int64(cfg.SSDCompactRate), //nolint:gosec // checked by the store
+		}}
 	}
 	if cfg.TransferListen != server.Off {
 		nc.Listen = []string{cfg.TransferListen}
@@ -46,13 +55,17 @@ func startServedNode(ctx context.Context, s *server.Server, admin *server.Admin,
 	if nc.DRAM == 0 && len(nc.SSD) == 0 && len(nc.Expose) == 0 {
 		return nil, nil //nolint:nilnil // described above
 	}
+	closeNICs, err := servedTransfer(&nc, &cfg)
+	if err != nil {
+		return nil, err
+	}
 	n, err := node.New(nc)
 	if err != nil {
-		return nil, fmt.Errorf("%w; change transfer_listen, dram or ssd", err)
+		return nil, errors.Join(fmt.Errorf("%w; change transfer_listen, dram or ssd", err), closeNICs())
 	}
 	admin.Collect(n.Collector())
 	ctx, cancel := context.WithCancel(ctx)
-	c := &servedNode{n: n, cancel: cancel, ended: make(chan struct{})}
+	c := &servedNode{n: n, cancel: cancel, ended: make(chan struct{}), nics: closeNICs}
 	go func() {
 		defer close(c.ended)
 		if c.err = n.Run(ctx); c.err != nil {
@@ -60,6 +73,30 @@ func startServedNode(ctx context.Context, s *server.Server, admin *server.Admin,
 		}
 	}()
 	return c, nil
+}
+
+// servedTransfer tells the node of a server which ways its transfers take. closeNICs closes the NICs that it opens, after the
+// node.
+func servedTransfer(nc *node.Config, cfg *server.Config) (closeNICs func() error, err error) {
+	list := func(text string) []string {
+		return strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' })
+	}
+	nc.Transports = list(cfg.TransferTransports)
+	if nc.Endpoints, err = endpointConfig(cfg.TransferMaxEndpoints, cfg.TransferNumQPPerEP, cfg.TransferEviction); err != nil {
+		return nil, fmt.Errorf("transfer_max_endpoints, transfer_num_qp_per_ep, transfer_eviction: %w", err)
+	}
+	if cfg.TransferTopology != "" {
+		var t topologyFile
+		if err := t.UnmarshalText([]byte(cfg.TransferTopology)); err != nil {
+			return nil, fmt.Errorf("transfer_topology: %w", err)
+		}
+		nc.Topology = t.Topology
+	}
+	nc.NICs, closeNICs, err = verbs.OpenNICs(list(cfg.TransferNICs))
+	if err != nil {
+		return nil, fmt.Errorf("transfer_nics: %w", err)
+	}
+	return closeNICs, nil
 }
 
 // masterAddrs are where the node of a server finds the masters: here first.
@@ -87,5 +124,5 @@ func (c *servedNode) stop() error {
 	if errors.Is(c.err, node.ErrMedium) {
 		c.err = nil // it has been told, and the server went on
 	}
-	return errors.Join(c.err, c.n.Close())
+	return errors.Join(c.err, c.n.Close(), c.nics())
 }

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 
 	"larder/cxl"
+	"larder/protocol"
+	"larder/transfer"
 )
 
 // Defaults of Config.
@@ -25,6 +27,11 @@ type Config struct {
 	// they are told instead. Without any, nobody of another host can use them.
 	Listen, Advertise []string
 	Token             string // what peers of the transfer engine must know
+	// NICs, Endpoints, Topology and Transports are as transfer.Config says. The caller closes the NICs, after the node.
+	NICs       []transfer.NIC
+	Endpoints  transfer.EndpointConfig
+	Topology   *transfer.Topology
+	Transports []string
 
 	DRAM   uint64   // bytes of this process's memory, header included; 0 = none
 	SSD    []SSD    // stores
@@ -108,6 +115,7 @@ func (cfg Config) check() error {
 		memory("CXL memory", c.Size)
 		seen[c.Path] = true
 	}
+	say(len(cfg.NICs) > protocol.MaxNICs, "%d NICs: at most %d", len(cfg.NICs), protocol.MaxNICs)
 	say(len(cfg.SSD) > 0 && len(cfg.Listen) == 0, "an SSD is reached by transfer alone: name an address to listen at")
 	return errors.Join(errs...)
 }

@@ -235,7 +235,7 @@ func (d *device) endpoint(b *transfer.Buffer, offset uint64) protocol.Endpoint {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return protocol.Endpoint{
-		Engine: e.ID(), Host: cxl.BootName(), Rails: e.Addresses(), Buffer: uint64(info.ID), BufferGeneration: info.Generation,
-		Offset: offset, Storage: d.about.Tier == "ssd",
+		Engine: e.ID(), Host: cxl.BootName(), Rails: e.Addresses(), NICs: e.NICs(),
+		Buffer: uint64(info.ID), BufferGeneration: info.Generation, Offset: offset, Storage: d.about.Tier == "ssd",
 	}
 }

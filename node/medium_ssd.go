@@ -18,6 +18,14 @@ import (
 type SSD struct {
 	Dir  string
 	Size uint64 // bytes of the device; 0 = what the store has
+
+	Compression ssd.Compression
+	CompactRate int64 // bytes a second that compaction writes while no write waits for it; 0 = the store's default
+}
+
+// options are those that are no part of the store itself.
+func (d *ssdMedium) options() ssd.Options {
+	return ssd.Options{Size: d.cfg.Size, Compression: d.cfg.Compression, CompactRate: d.cfg.CompactRate, Logger: d.logger}
 }
 
 // ssdMedium is an SSD store. Nobody maps it: all access is by transfer, and so can be fenced.
@@ -35,7 +43,7 @@ func newSSD(cfg SSD, logger *slog.Logger) *ssdMedium {
 }
 
 func (d *ssdMedium) open() ([16]byte, error) {
-	store, err := ssd.Open(d.cfg.Dir, ssd.Options{Size: d.cfg.Size, Logger: d.logger})
+	store, err := ssd.Open(d.cfg.Dir, d.options())
 	switch {
 	case errors.Is(err, ssd.ErrNoStore), errors.Is(err, os.ErrNotExist):
 		if d.cfg.Size == 0 {
@@ -62,10 +70,9 @@ func (d *ssdMedium) prepare(pool [16]byte, _ uint64) (err error) {
 	if d.store == nil {
 		// Large enough to be seen in a log: all of its disk space is taken now.
 		d.logger.Info("making an SSD store", slog.String("dir", d.cfg.Dir), slog.Uint64("bytes", d.cfg.Size))
-		d.store, err = ssd.Open(d.cfg.Dir, ssd.Options{
-			Create: true, UUID: d.uuid, Pool: pool, Size: d.cfg.Size, SegmentBytes: segmentBytes(d.cfg.Size), Logger: d.logger,
-		})
-		if err != nil {
+		o := d.options()
+		o.Create, o.UUID, o.Pool, o.SegmentBytes = true, d.uuid, pool, segmentBytes(d.cfg.Size)
+		if d.store, err = ssd.Open(d.cfg.Dir, o); err != nil {
 			return fmt.Errorf("%w: ssd %s: %w", ErrMedium, d.cfg.Dir, err)
 		}
 		d.seen.Store(d.store)

@@ -30,6 +30,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 		}
 	}
 	transfer.NewCollector(c.n.engine).Collect(out)
+	transfer.NewEndpointCollector(c.n.engine.EndpointStats).Collect(out)
 }
 
 // emitter sends metrics of one device.

@@ -36,6 +36,7 @@ func New(cfg Config) (*Node, error) {
 	n := &Node{cfg: cfg, directory: client.NewDirectory()}
 	engine := transfer.Config{
 		Name: "node/" + cfg.Host, Listen: cfg.Listen, Advertise: cfg.Advertise, Token: cfg.Token, Logger: cfg.Logger,
+		NICs: cfg.NICs, Endpoints: cfg.Endpoints, Topology: cfg.Topology, Transports: cfg.Transports,
 	}
 	if cfg.published {
 		engine.Directory = addresses{n.directory}

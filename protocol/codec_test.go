@@ -120,7 +120,7 @@ func codecs() []codec {
 }
 
 // shortLists has the limits of those lists that are shorter than what fill makes.
-var shortLists = map[string]int{"Near": MaxPlaces, "Avoid": MaxPlaces, "Rails": MaxPlaces, "Copies": MaxCopies}
+var shortLists = map[string]int{"Near": MaxPlaces, "Avoid": MaxPlaces, "Rails": MaxPlaces, "NICs": MaxNICs, "Copies": MaxCopies}
 
 // fill sets every field of v to a random value that is not its zero value.
 func fill(rnd *rand.Rand, v reflect.Value) {

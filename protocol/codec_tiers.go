@@ -6,6 +6,7 @@ func (e *enc) endpoint(v *Endpoint) {
 	e.optStr("engine", v.Engine)
 	e.optStr("host", v.Host)
 	e.optStrs("rails", v.Rails)
+	e.optStrs("nics", v.NICs)
 	e.optUint("buffer", v.Buffer)
 	e.optUint("buffer_generation", v.BufferGeneration)
 	e.optUint("offset", v.Offset)
@@ -15,7 +16,7 @@ func (e *enc) endpoint(v *Endpoint) {
 
 // optEndpoint appends v if it says anything.
 func (e *enc) optEndpoint(v *Endpoint) {
-	if v.Engine != "" || v.Host != "" || len(v.Rails) > 0 || v.Buffer != 0 || v.BufferGeneration != 0 ||
+	if v.Engine != "" || v.Host != "" || len(v.Rails) > 0 || len(v.NICs) > 0 || v.Buffer != 0 || v.BufferGeneration != 0 ||
 		v.Offset != 0 || v.Storage {
 		e.endpoint(v)
 	}
@@ -32,6 +33,8 @@ func (d *dec) endpoint(v *Endpoint) {
 			v.Host = d.label()
 		case "rails":
 			v.Rails = d.strs(nil, MaxPlaces, MaxTextBytes)
+		case "nics":
+			v.NICs = d.strs(nil, MaxNICs, MaxTextBytes)
 		case "buffer":
 			v.Buffer = d.uint()
 		case "buffer_generation":

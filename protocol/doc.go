@@ -114,6 +114,7 @@
 //	MaxPayload    8 MiB   payload of a frame, compressed or not
 //	MaxBatch      4096    items of a request, and of what answers them one by one
 //	MaxPlaces     16      names in near and avoid, addresses of an endpoint
+//	MaxNICs       64      NICs of an endpoint
 //	MaxCopies     3       copies of an entry
 //	MaxTasks      256     tasks of a reply
 //	MaxTaskItems  1024    entries of a task

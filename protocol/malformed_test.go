@@ -225,6 +225,11 @@ func TestMalformed(t *testing.T) {
 			"names", CodeLimit,
 		},
 		{"a watch from nowhere", new(WatchNamesRequest), TypeWatchNames, object{"prefix": "p"}, "after", CodeBadRequest},
+		{
+			"too many NICs", new(AccessReply), TypeAccess,
+			object{"endpoint": object{"nics": repeated("mlx5_0", MaxNICs+1)}},
+			"endpoint.nics", CodeLimit,
+		},
 		{"attach without uuid", new(AttachRequest), TypeAttach, object{"ready": true}, "uuid", CodeBadRequest},
 		{"a grant of nothing", new(GrantPush), TypeGrant, object{"id": 1}, "region_id", CodeBadRequest},
 		{

@@ -93,6 +93,8 @@ const (
 	MaxList = 1 << 20
 	// MaxPlaces bounds the names in near and avoid of a REQUEST_ALLOC: a host has fewer devices and neighbours worth naming.
 	MaxPlaces = 16
+	// MaxNICs bounds the NICs of an Endpoint: the largest machines have a dozen or two.
+	MaxNICs = 64
 	// MaxCopies bounds the locations of an entry beside its primary: a copy below and replicas on two more nodes.
 	MaxCopies = 3
 	// MaxTaskItems bounds the entries of a task, so that the command that makes it, and the reply that tells of it, stay small.

@@ -22,11 +22,12 @@ type AttachRequest struct {
 	Endpoint Endpoint // "endpoint"
 }
 
-// Endpoint is how a device's bytes are reached by transfer: {engine, host, rails, buffer, buffer_generation, storage}.
+// Endpoint is how a device's bytes are reached by transfer: {engine, host, rails, nics, buffer, buffer_generation, storage}.
 type Endpoint struct {
 	Engine           string   // "engine": id of the node's transfer engine, 32 hexadecimal digits; "" = there is none
 	Host             string   // "host": boot id, for shared memory
 	Rails            []string // "rails": addresses
+	NICs             []string // "nics": names of the node's NICs, whose queue pairs are agreed on at the rails
 	Buffer           uint64   // "buffer": id of the buffer that has the whole device, for reading
 	BufferGeneration uint64   // "buffer_generation"
 	Offset           uint64   // "offset" of the buffer in the device, bytes

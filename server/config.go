@@ -35,8 +35,18 @@ type Config struct {
 
 	TransferListen string `yaml:"transfer_listen" help:"Address at which other hosts read and write this host's devices, host:port; none: they do not. Empty: port 7403 of listen's host, or none if that is a loopback address and there is no dram or ssd."`
 	TransferToken  Secret `yaml:"transfer_token" help:"What all that reach the devices by transfer must know, nodes and clients."`
+
+	TransferNICs         string `yaml:"transfer_nics" help:"NICs for RDMA, as mlx5_0 or mlx5_0/2, with commas in between; none for none. Empty: all."`
+	TransferTopology     string `yaml:"transfer_topology" help:"File with the topology of this host as JSON; see larder transfer probe --json. Empty: as its sysfs tells."`
+	TransferTransports   string `yaml:"transfer_transports" help:"Transports to use, of local, shm, rdma and tcp, with commas in between. Empty: all."`
+	TransferMaxEndpoints int    `yaml:"transfer_max_endpoints" help:"Peers that are connected to a NIC at once."`
+	TransferEviction     string `yaml:"transfer_eviction" help:"Who makes room for a new peer of a NIC: fifo or sieve."`
+	TransferNumQPPerEP   int    `yaml:"transfer_num_qp_per_ep" help:"Queue pairs of each such peer, 1 to 64."`
+
 	DRAM           Size   `yaml:"dram" help:"Memory of this process to contribute to the pool, as larder node does; what lies there goes with it. 0: none."`
 	SSD            string `yaml:"ssd" help:"Directory of an SSD store to contribute. Empty: none."`
+	SSDCompression string `yaml:"ssd_compression" help:"Whether the SSD stores values as zstd: auto (where it pays), on or off."`
+	SSDCompactRate Size   `yaml:"ssd_compact_rate" help:"Bytes per second that the SSD's compaction writes while no store waits for it."`
 	SSDSize        Size   `yaml:"ssd_size" help:"Bytes that the SSD store holds; the disk takes a quarter more. Needed to make it; then it has its size."`
 
 	Tick              time.Duration `yaml:"tick" help:"Step of the Raft clock."`
@@ -153,8 +163,14 @@ func Default() Config {
 		ShutdownTimeout:   10 * time.Second,
 		CacheSize:         64 << 20,
 		MinFreeDisk:       256 << 20,
-		LogLevel:          "info",
-		LogFormat:         "text",
+
+		TransferMaxEndpoints: 4096,
+		TransferEviction:     "sieve",
+		TransferNumQPPerEP:   2,
+		SSDCompression:       "auto",
+		SSDCompactRate:       256 << 20,
+		LogLevel:             "info",
+		LogFormat:            "text",
 	}
 }
 

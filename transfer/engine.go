@@ -232,6 +232,9 @@ func (e *Engine) Addresses() []string { return slices.Clone(e.target.addresses) 
 // Topology tells which NICs of this host are close to which memory. It must not be changed.
 func (e *Engine) Topology() *Topology { return e.topology }
 
+// NICs are the names of those that rails over RDMA use.
+func (e *Engine) NICs() []string { return e.rdma.names() }
+
 // Descriptor is what others need to know to reach this process's buffers.
 type Descriptor struct {
 	Engine  string       `json:"engine"` // 32 hex digits
