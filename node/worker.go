@@ -16,15 +16,15 @@ const (
 	freshPart = 2
 	// chunkItems and chunkBytes bound what is copied at once, and so the memory that it takes, how much is done twice after a
 	// crash, and how many entries are kept from being evicted meanwhile.
-	chunkItems = 64
+	chunkItems = 1024
 	chunkBytes = 4 << 20
 	// chunksAtOnce bounds the chunks that all devices of a node copy at the same time.
 	chunksAtOnce = 2
 	// chunkTime bounds one chunk, leader changes included, beside the time that its bytes take at the rate of slowest.
 	chunkTime = 30 * time.Second
 	slowest   = 16 << 20 // bytes a second: a busy disk that is read and written is faster
-	// firstItems are asked for, and leased, before it is known how long entries are; then twice what the last chunk took. What
-	// is leased and not copied can neither be evicted meanwhile.
+	// firstItems are asked for, and leased, before it is known how long entries are, and after a chunk that failed; then twice
+	// what the last chunk took. What is leased and not copied can neither be evicted meanwhile.
 	firstItems = 8
 	// othersFirst is how many chunks of others a task waits for that could not be done.
 	othersFirst = 8
@@ -115,6 +115,7 @@ func (w *worker) chunk(ctx context.Context, t *protocol.Task, n int, asked int64
 		w.items = min(2*n, chunkItems)
 	} else {
 		w.attempts[t.ID]++
+		w.items = firstItems // one of them may be the reason: few of the others should fail with it
 		w.after, w.others = t.ID, 0
 		if w.attempts[t.ID] < maxAttempts || ctx.Err() != nil {
 			return false, err

@@ -95,6 +95,20 @@ func TestTasksAreDoneInChunks(t *testing.T) {
 	require.EqualValues(t, 148*1000+3*chunkBytes, s.CopiedBytes)
 }
 
+// TestChunksGoByTheSizeOfEntries: many small ones at a time, since each chunk takes its turns in the log, and of large ones
+// no more than fit, since what is asked for is leased.
+func TestChunksGoByTheSizeOfEntries(t *testing.T) {
+	m := newMasters(t)
+	k := &keeper{keys: map[string]int{}}
+	m.copies = k.copyIn
+	m.give(1, 5000, 1000)
+	n, _ := m.start(Config{DRAM: 8 * mib})
+	ready(t, n)
+	m.idle(t)
+	require.Equal(t, chunkItems, k.most)
+	require.Len(t, m.done, 7+4, "8 to 512 entries, and then 1024 at a time")
+}
+
 func TestWorkGoesOnWhereItWas(t *testing.T) {
 	m := newMasters(t)
 	k := &keeper{keys: map[string]int{}}
@@ -151,11 +165,11 @@ func TestEntriesThatCannotBeCopiedHoldNobodyUp(t *testing.T) {
 		}
 		return k.copyIn(items)
 	}
-	m.give(1, chunkItems+1, 1000)
+	m.give(1, 100, 1000)
 	n, _ := m.start(Config{DRAM: 8 * mib})
 	ready(t, n)
 	m.idle(t)
-	require.Len(t, k.keys, chunkItems+1-firstItems)
+	require.Len(t, k.keys, 100-firstItems)
 	require.EqualValues(t, firstItems, n.Status().Devices[0].FailedCopies)
 }
 
@@ -190,7 +204,7 @@ func TestOnlyWhatIsCopiedIsLeased(t *testing.T) {
 	k := &keeper{keys: map[string]int{}}
 	m.copies = k.copyIn
 	m.give(1, 20, chunkBytes/2)
-	m.give(2, 100, 10)
+	m.give(2, 3000, 10)
 	w := aWorker(t, m, &fakeClock{})
 	w.d.id = 7
 	for len(m.tasks) > 0 {
@@ -203,7 +217,7 @@ func TestOnlyWhatIsCopiedIsLeased(t *testing.T) {
 		require.Equal(t, taskAsk{8, 4}, a)
 	}
 	require.Equal(t, taskAsk{8, chunkItems}, m.asked[len(m.asked)-1])
-	require.Len(t, k.keys, 120)
+	require.Len(t, k.keys, 3020)
 	require.Greater(t, timeFor(8<<30), 8*time.Minute, "a long entry has the time that it needs")
 }
 
