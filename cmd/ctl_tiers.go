@@ -63,7 +63,8 @@ func heldText(d *server.DeviceStatus) string {
 		case o.Ended:
 			why = append(why, fmt.Sprintf("%s has ended, but %d of its regions may still be written to", o.Instance, o.Regions))
 		default:
-			why = append(why, fmt.Sprintf("%s was asked for %d regions %s ago and has not answered", o.Instance, o.Regions, millis(o.AskedMS)))
+			ago := millis(o.AskedMS)
+			why = append(why, fmt.Sprintf("%s was asked for %d regions %s ago and has not answered", o.Instance, o.Regions, ago))
 		}
 	}
 	switch {

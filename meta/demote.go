@@ -34,7 +34,7 @@ func (m *Machine) PlanDemote(from, to DeviceID, goal uint64, limit int, turn uin
 	shares, total := m.demoteShares(src)
 	w := demotion{m: m, src: src, dst: dst, look: demoteLook}
 	for i := range shares {
-		s := &shares[(turn+uint64(i))%uint64(len(shares))] //nolint:gosec // not negative
+		s := &shares[(turn+uint64(i))%uint64(len(shares))]
 		w.until = w.got + part(goal-min(w.got, goal), s.bytes, total)
 		w.most = len(w.victims) + int(part(uint64(limit-len(w.victims)), s.bytes, total))                           //nolint:gosec // at most limit
 		w.partition(s.part, min(demoteWindow, max(demoteLeast, int(part(uint64(w.look), s.bytes, total))), w.look)) //nolint:gosec // bounded
