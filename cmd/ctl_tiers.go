@@ -80,13 +80,14 @@ func heldText(d *server.DeviceStatus) string {
 }
 
 // heldTexts says what devices wait for, a line each.
-func heldTexts(devices []server.DeviceStatus) (text string) {
+func heldTexts(devices []server.DeviceStatus) string {
+	var text strings.Builder
 	for i := range devices {
 		if why := heldText(&devices[i]); why != "" {
-			text += why + "\n"
+			fmt.Fprintln(&text, why)
 		}
 	}
-	return text
+	return text.String()
 }
 
 // printDevices shows devices, and what those that are given up wait for.
