@@ -54,7 +54,8 @@ type Config struct {
 	Tier string
 	// Replicas is on how many nodes each value is stored, as far as they have room. 0: one. WithReplicas overrides it.
 	// WriteThrough, if not empty, is the tier where one of the replicas lies: with it each value is stored at least there and
-	// where the client's regions are. What PutLayers stores in regions that are not mapped here has no replicas.
+	// where the client's regions are. What PutLayers stores in regions that are not mapped here is read back for its replicas,
+	// into memory of this process.
 	Replicas     int
 	WriteThrough string
 	// Near are names of hosts, of their NUMA nodes (host/0), or of devices (#3) where this client's regions are to lie

@@ -40,6 +40,15 @@ func (c *Client) submit(ctx context.Context, reqs []transfer.Request, bytes uint
 	return f
 }
 
+// half is a context of at most half of the time that a store with replicas has, if that is bounded, for a transfer of so many
+// bytes: a replica that takes its time is no reason to have none left for the REGISTER.
+func (c *Client) half(ctx context.Context, bytes uint64) (context.Context, context.CancelFunc) {
+	if _, has := ctx.Deadline(); !has {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, timeLeft(ctx, 2*c.transferTime(bytes))/2)
+}
+
 // wait waits for the batch. When ctx is over what has not begun ends, and nothing else begins; limit bounds the wait from
 // then on, if it is not 0.
 func (f *flight) wait(ctx context.Context, limit time.Duration) {

@@ -167,7 +167,7 @@ type LayerWriter struct {
 //
 // The region that it lies in may be taken away meanwhile: layers then fail with ErrRevoked (or ErrSessionExpired), and so
 // does Finish. Repeat PutLayers then. With Config.Checksums a value whose region is not mapped here has a checksum only if
-// its layers are launched in order.
+// its layers are launched in order, or it has replicas.
 func (c *Client) PutLayers(ctx context.Context, key []byte, sizes []int, opts ...StoreOption) (*LayerWriter, error) {
 	o, err := newLayout(sizes)
 	if err != nil {

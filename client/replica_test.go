@@ -146,12 +146,20 @@ func TestWhatAnAllocStoresHasReplicas(t *testing.T) {
 			requireValue(t, c, "k", 5000)
 			w, err := c.PutLayers(t.Context(), []byte("l"), []int{100, 4000})
 			require.NoError(t, err)
-			require.NoError(t, w.Launch(0, make([]byte, 100)))
-			require.NoError(t, w.Launch(1, make([]byte, 4000)))
+			b := value("l", 4100)
+			require.NoError(t, w.Launch(1, b[100:]))
+			require.NoError(t, w.Launch(0, b[:100]))
 			_, err = w.Finish(t.Context())
 			require.NoError(t, err)
-			require.Len(t, f.locations("l"), map[bool]int{false: 2, true: 1}[first])
+			require.Len(t, f.locations("l"), 2)
+			require.EqualValues(t, 2, c.Stats().Replicas)
 			require.Equal(t, 16-4, c.Stats().FreePages)
+			f.do(func() {
+				x := f.entries["l"].Value.(*fakeEntry)
+				require.Equal(t, x.loc.Checksum, x.copies[0].Checksum)
+				x.loc, x.copies = x.copies[0], nil
+			})
+			requireValue(t, c, "l", 4100)
 		})
 	}
 }

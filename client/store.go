@@ -442,9 +442,9 @@ func (op *storeOp) finish(ctx context.Context) {
 		return
 	}
 	c := op.c
-	if _, has := ctx.Deadline(); has && len(op.extras) > 0 {
-		var cancel context.CancelFunc // a replica that takes its time is no reason to have none left for the REGISTER
-		ctx, cancel = context.WithTimeout(ctx, timeLeft(ctx, 2*c.transferTime(op.far.bytes))/2)
+	if len(op.extras) > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = c.half(ctx, op.far.bytes)
 		defer cancel()
 	}
 	op.far.run(ctx, c)

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 
 	"larder/cxl"
 	"larder/protocol"
+	"larder/transfer"
 )
 
 // Alloc is memory of the pool that the caller fills in place and then stores. Where the pool's memory is not mapped here
@@ -163,7 +165,7 @@ func (op *storeOp) register(ctx context.Context, a *Alloc) (PutResult, error) {
 		op.req.Context = op.one[0].Attrs.Context
 		op.req.Entries, op.entries = append(op.req.Entries[:0], e), append(op.entries[:0], placed{t: &op.want.runs[0]})
 		op.typ = protocol.TypeBatchRegister
-		op.replicateAlloc(ctx, a)
+		op.replicateAlloc(ctx, a, &op.req.Entries[0])
 		op.announce()
 		if err = c.mutate(ctx, a.s, op.typ, op, 0); err == nil {
 			err = op.outcome()
@@ -182,17 +184,60 @@ func (op *storeOp) register(ctx context.Context, a *Alloc) (PutResult, error) {
 	return op.res[0], op.res[0].Err
 }
 
-// replicateAlloc writes the replicas of what the user wrote, which stays where it is meanwhile.
-func (op *storeOp) replicateAlloc(ctx context.Context, a *Alloc) {
+// replicateAlloc writes the replicas of what the user wrote, which is to be registered as e and stays where it is meanwhile.
+func (op *storeOp) replicateAlloc(ctx context.Context, a *Alloc, e *protocol.RegisterEntry) {
 	p, r := op.c.pool, a.run.r
-	if a.bytes == nil || !op.c.replicates(op.one[:]) || !p.beginCopy(r) {
+	if !op.c.replicates(op.one[:]) {
 		return
 	}
-	defer p.endCopy(r)
+	if r.far && a.bytes == nil {
+		if a.bytes = op.c.readBack(ctx, a); a.bytes == nil {
+			return
+		}
+		if op.c.cfg.Checksums {
+			e.Checksum = checksum(a.bytes) // layers that came out of order have left none
+		}
+	}
+	if !r.far {
+		if !p.beginCopy(r) {
+			return
+		}
+		defer p.endCopy(r)
+	}
 	op.pages, op.want.found = append(op.pages[:0], a.run.n), append(op.want.found[:0], false)
 	op.replicate(ctx, a.s)
 	op.writeExtras(0, &Item{Key: a.key, Value: a.bytes})
 	op.finish(ctx)
+}
+
+// readBack reads what was written layer by layer to a region that is not mapped: the layers are their owner's again, and the
+// replicas need them. It returns nil if it cannot, or if that is not what was written.
+func (c *Client) readBack(ctx context.Context, a *Alloc) []byte {
+	p, r := c.pool, a.run.r
+	p.mu.Lock()
+	w := r.access
+	p.mu.Unlock()
+	if w == nil {
+		return nil
+	}
+	size := uint64(a.size) //nolint:gosec // positive
+	ctx, cancel := c.half(ctx, size)
+	defer cancel()
+	b := make([]byte, a.size)
+	f := c.submit(ctx, []transfer.Request{{
+		Op: transfer.Read, Segment: w.seg.Segment, Buffer: w.buffer, Offset: w.base + a.run.offset(), Local: b,
+	}}, size)
+	f.wait(ctx, 0)
+	if _, err := f.status(0); err != nil {
+		c.counters.remoteFaults.Add(1)
+		c.cfg.Logger.Info("a value is stored without replicas: it cannot be read back", slog.Any("error", err))
+		return nil
+	}
+	if a.sum != 0 && checksum(b) != a.sum {
+		c.counters.checksumFaults.Add(1)
+		return nil
+	}
+	return b
 }
 
 // seal makes what the user wrote readable by others and says where it lies.
