@@ -118,7 +118,8 @@ type devices struct {
 func newDevices(cfg *Config) *devices {
 	d := &devices{
 		prefault: cfg.Prefault, clock: cfg.Clock, log: cfg.Logger, carrier: newCarrier(cfg),
-		infos: make(map[uint64]protocol.Device), tried: make(map[uint64]int64), sure: make(map[uint64]uint64), asking: make(chan struct{}, 1),
+		infos: make(map[uint64]protocol.Device), tried: make(map[uint64]int64), sure: make(map[uint64]uint64),
+		asking: make(chan struct{}, 1),
 	}
 	d.table.Store(&map[uint64]*device{})
 	return d
