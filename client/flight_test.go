@@ -97,11 +97,7 @@ func stuck(t *testing.T, n *fakeNode, c *Client) {
 		cancel()
 		<-done
 	})
-	require.Eventually(t, func() bool {
-		c.pool.mu.Lock()
-		defer c.pool.mu.Unlock()
-		return len(c.pool.list) == 1 && c.pool.list[0].copies == 1
-	}, long, time.Millisecond)
+	require.Eventually(t, func() bool { return n.proxy.held.Load() > 0 }, long, time.Millisecond)
 }
 
 // A write that hangs keeps nobody from the next session, and the master from being told that nothing of the last one writes.

@@ -147,7 +147,11 @@ func TestWhatIsFreedWhileAHomeTakesItsRegionsOverIsFree(t *testing.T) {
 	require.NoError(t, err)
 	first.shut(ErrClosed) // without a goodbye
 	free := func(cn *fakeConn, key string) {
-		page := f.drop(f.entries[key])
+		e := f.entries[key]
+		if e == nil {
+			return // a request that was sent again
+		}
+		page := f.drop(e)
 		cn.write(protocol.TypeFreed, 0, (&protocol.FreedPush{ID: 1, Pages: []protocol.Page{page}}).Append(nil))
 	}
 	f.do(func() {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -188,6 +189,7 @@ type proxy struct {
 	mu   sync.Mutex
 	wait chan struct{} // closed when nothing is frozen
 	open []net.Conn
+	held atomic.Int64 // pieces of what was sent that were held up
 }
 
 // behindProxy has clients reach the node through a proxy.
@@ -227,7 +229,12 @@ func (p *proxy) carry(from, to net.Conn) {
 		p.mu.Lock()
 		wait := p.wait
 		p.mu.Unlock()
-		<-wait
+		select {
+		case <-wait:
+		default:
+			p.held.Add(1)
+			<-wait
+		}
 		if n > 0 {
 			if _, err := to.Write(buf[:n]); err != nil {
 				return
