@@ -33,12 +33,13 @@
 // What this process cannot map, because another host has it or because it is a disk, it reads and writes by transfer: see
 // package transfer, and Config.Transfer. Reads of a call go out as one batch, under leases that are renewed until the bytes are
 // here. The owner of such a region asks for its handle once; a page to which a transfer may still write is neither used nor
-// given up. A View of such an entry is a copy.
+// given up. A View of such an entry is a copy. Transfers end with the context of the call that they are for.
 //
 // An entry may lie at several places. Readers take the one that costs the least, memory before a neighbour's memory before
-// another host's before a disk, those that have failed lately last, and go on at the next under the same lease. Writers may
-// have replicas on other nodes or in another tier: Config.Replicas, Config.WriteThrough. What is read from a disk and wanted
-// faster is copied in the background into pages that are free; what nodes copy for the pool, CopyIn copies.
+// another host's before a disk, those that have failed lately last, any of those that are as fast, and go on at the next under
+// the same lease. Writers may have replicas on other nodes or in another tier: Config.Replicas, Config.WriteThrough. What is
+// read from a disk and wanted faster is copied in the background into pages that are free; what nodes copy for the pool, CopyIn
+// copies.
 //
 // # From prefill to decode
 //
