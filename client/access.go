@@ -112,8 +112,8 @@ func (o *sending) add(p *pool, t run, value []byte) bool {
 	return true
 }
 
-// run carries the writes out, until ctx is over or a region of theirs is given up. When it returns all have ended, or a peer
-// is stuck in the middle of them: it may still be sent bytes of the callers' memory then, which nobody reads.
+// run carries the writes out, until ctx is over or a region of theirs is given up. When it returns all have ended: none reads
+// the callers' memory any more.
 func (o *sending) run(ctx context.Context, c *Client) {
 	if len(o.reqs) == 0 {
 		return
@@ -127,7 +127,7 @@ func (o *sending) run(ctx context.Context, c *Client) {
 	}
 	p.mu.Unlock()
 	o.flight = c.submit(ctx, o.reqs, o.bytes)
-	o.wait(ctx, windUp)
+	o.wait(ctx)
 	p.mu.Lock()
 	delete(p.sends, o)
 	o.stop, o.stopped = nil, false

@@ -53,7 +53,7 @@ func (f *fetch) start(ctx context.Context) {
 }
 
 // wait returns when all reads have ended, and nothing lands in the callers' memory any more.
-func (f *fetch) wait(ctx context.Context) { f.flight.wait(ctx, 0) }
+func (f *fetch) wait(ctx context.Context) { f.flight.wait(ctx) }
 
 // outcome tells whether the j-th read, which r asked for, brought what was stored.
 func (f *fetch) outcome(j int, r *protocol.LookupResult) int {

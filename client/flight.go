@@ -8,14 +8,9 @@ import (
 	"larder/transfer"
 )
 
-const (
-	// windUp is how long a call waits, after its context is over, for writes to end that are under way: with a peer that
-	// answers they do at once. What has not ended by then may still land: its pages stay out of use until it cannot.
-	windUp = 100 * time.Millisecond
-	// patience is how long a device has to begin with a transfer: of one that needs longer a call that cannot wait says
-	// that it is slow, and others are preferred.
-	patience = 100 * time.Millisecond
-)
+// patience is how long a device has to begin with a transfer: of one that needs longer a call that cannot wait says that it
+// is slow, and others are preferred.
+const patience = 100 * time.Millisecond
 
 // flight is a batch of transfers under way for one call.
 type flight struct {
@@ -49,9 +44,8 @@ func (c *Client) half(ctx context.Context, bytes uint64) (context.Context, conte
 	return context.WithTimeout(ctx, timeLeft(ctx, 2*c.transferTime(bytes))/2)
 }
 
-// wait waits for the batch. When ctx is over what has not begun ends, and nothing else begins; limit bounds the wait from
-// then on, if it is not 0.
-func (f *flight) wait(ctx context.Context, limit time.Duration) {
+// wait waits for the batch. When ctx is over it is canceled, and ends a moment later: nobody uses the callers' memory then.
+func (f *flight) wait(ctx context.Context) {
 	if f.batch == nil {
 		return
 	}
@@ -66,16 +60,7 @@ func (f *flight) wait(ctx context.Context, limit time.Duration) {
 	}
 	f.over = errors.Is(ctx.Err(), context.DeadlineExceeded)
 	f.batch.Cancel()
-	if limit == 0 {
-		<-f.batch.Done()
-		return
-	}
-	ready, stop := wake(limit)
-	defer stop()
-	select {
-	case <-f.batch.Done():
-	case <-ready:
-	}
+	<-f.batch.Done()
 }
 
 // expired reports whether a transfer was given up because the batch's time was over.
@@ -88,17 +73,14 @@ func (f *flight) expired() bool {
 	return false
 }
 
-// status tells how the j-th transfer ended. One that the call did not wait for is Unsettled. The error is ErrCanceled if
-// the call's time was over: that says nothing of the way there, but see slow.
+// status tells how the j-th transfer ended. The error is ErrCanceled if the call's time was over: that says nothing of the
+// way there, but see slow.
 func (f *flight) status(j int) (transfer.State, error) {
 	if f.batch == nil {
 		return transfer.Failed, f.err
 	}
 	state, err := f.batch.Status(j)
-	switch {
-	case state == transfer.Pending:
-		return transfer.Unsettled, transfer.ErrCanceled
-	case f.over && errors.Is(err, transfer.ErrTimeout):
+	if f.over && errors.Is(err, transfer.ErrTimeout) {
 		err = errors.Join(transfer.ErrCanceled, err)
 	}
 	return state, err

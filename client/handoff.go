@@ -325,7 +325,7 @@ func (s *Sender) Launch(i int, b []byte) error {
 		f := s.c.submit(ctx, []transfer.Request{{
 			Op: transfer.Write, Segment: s.seg.Segment, Buffer: s.ticket.Buffer, Offset: uint64(s.offsets[i]), Local: b, //nolint:gosec // not negative
 		}}, uint64(len(b)))
-		f.wait(ctx, windUp)
+		f.wait(ctx)
 		if _, err := f.status(0); err != nil {
 			s.stop(err) // the value does not come: the others are not wanted any more
 			return fmt.Errorf("send layer %d: %w", i, err)

@@ -227,7 +227,7 @@ func (c *Client) readBack(ctx context.Context, a *Alloc) []byte {
 	f := c.submit(ctx, []transfer.Request{{
 		Op: transfer.Read, Segment: w.seg.Segment, Buffer: w.buffer, Offset: w.base + a.run.offset(), Local: b,
 	}}, size)
-	f.wait(ctx, 0)
+	f.wait(ctx)
 	if _, err := f.status(0); err != nil {
 		c.counters.remoteFaults.Add(1)
 		c.cfg.Logger.Info("a value is stored without replicas: it cannot be read back", slog.Any("error", err))

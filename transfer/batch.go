@@ -86,6 +86,7 @@ type Batch struct {
 	deadline int64  // of the engine's clock
 	left     atomic.Int64
 	canceled atomic.Bool
+	stopAt   atomic.Int64 // when a canceled batch gives up what is under way; 0: it is not canceled
 	done     chan struct{}
 	loose    atomic.Int64 // slices that are not settled, and one until the batch is done
 
@@ -263,6 +264,7 @@ func (b *Batch) Release() {
 	clear(b.slices) // they hold on to the caller's memory
 	b.requests, b.settled = nil, nil
 	b.canceled.Store(false)
+	b.stopAt.Store(0)
 	b.failed.Store(false)
 	b.unsettled.Store(false)
 	b.e.batches.Put(b)
@@ -300,12 +302,24 @@ func (b *Batch) Status(i int) (State, error) {
 	return Failed, t.err
 }
 
-// Cancel has requests end that no connection has begun with. What is under way ends as it would: the batch is done only
-// when nothing of it can land any more.
+// cancelGrace is how long after Cancel, or the end of its time, a request that is under way has to end by itself, and the
+// peer to confirm that it has: with one that answers that takes less.
+const cancelGrace = 100 * time.Millisecond
+
+// Cancel has the batch end soon: requests that no connection has begun with at once, others when they are through, or after
+// a moment as if their time were over. A WRITE to a peer that does not answer ends as [Unsettled]. When the batch is done,
+// nobody uses the caller's memory any more.
 func (b *Batch) Cancel() {
 	if b.canceled.CompareAndSwap(false, true) {
+		b.stopAt.Store(b.e.now() + int64(cancelGrace))
 		b.e.expire()
 	}
+}
+
+// late reports whether what is under way is to be given up.
+func (b *Batch) late(now int64) bool {
+	stop := b.stopAt.Load()
+	return now >= b.deadline || stop != 0 && now >= stop
 }
 
 // over says why a slice should not be begun, nil if it should.

@@ -1,9 +1,11 @@
 package transfer
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"sync"
+	"time"
 )
 
 // rdmaLink is the other end of an endpoint: the queue pairs that the peer has connected with this one's. It implements Link.
@@ -52,20 +54,34 @@ func (k *rdmaLink) settle(u *unsure) {
 	k.mu.Unlock()
 }
 
-// confirm has the peer close its end. Who waits for that ends after a time as unsettled, while the peer is asked on.
+// confirm has the peer close its end. Who waits for that ends after a time as unsettled, while the peer is asked on: what
+// nobody waits for any more soon.
 func (k *rdmaLink) confirm() {
 	defer k.peer.part()
 	e := k.peer.r.e
-	ctx, cancel := context.WithTimeout(e.ctx, e.cfg.AbortTimeout)
-	sure := k.ask(ctx)
-	cancel()
+	sure := k.askFor(min(cancelGrace, e.cfg.AbortTimeout))
+	if !sure {
+		now := e.now()
+		k.mu.Lock()
+		for _, u := range k.unsure {
+			if over := u.s.over(now); over != nil {
+				u.err = over
+				u.endLoose()
+			}
+		}
+		k.mu.Unlock()
+		sure = k.askFor(e.cfg.AbortTimeout)
+	}
 	if !sure {
 		e.cfg.Logger.Warn("transfer: a peer does not confirm that a link is closed", slog.String("peer", k.path),
 			slog.String("nic", k.port.nic.Name()))
 		k.mu.Lock()
 		k.loose = true
 		for _, u := range k.unsure {
-			u.endLoose()
+			if !u.ended {
+				u.err = cmp.Or(u.s.over(e.now()), u.err)
+				u.endLoose()
+			}
 		}
 		k.mu.Unlock()
 		if !k.ask(e.ctx) {
@@ -80,6 +96,13 @@ func (k *rdmaLink) confirm() {
 	for _, u := range all {
 		u.settled()
 	}
+}
+
+// askFor is ask for a while.
+func (k *rdmaLink) askFor(d time.Duration) bool {
+	ctx, cancel := context.WithTimeout(k.peer.r.e.ctx, d)
+	defer cancel()
+	return k.ask(ctx)
 }
 
 // ask asks until the peer confirms.

@@ -225,7 +225,7 @@ func (p *port) tick(now int64) {
 		switch {
 		case now-f.posted > stalled:
 			late[at] = errStalled
-		case now >= f.s.batch.deadline && late[at] == nil:
+		case f.s.batch.late(now) && late[at] == nil:
 			late[at] = ErrTimeout
 		}
 	}

@@ -402,7 +402,7 @@ func (c *connection) tick(now int64) {
 // late reports whether a request under way is out of time, be it behind others that have more. The caller holds mu.
 func (c *connection) late(now int64) bool {
 	for seq := c.head + 1; seq <= c.tail; seq++ {
-		if s := c.ring[seq%windowSlices]; s != nil && !s.orphan && now >= s.batch.deadline {
+		if s := c.ring[seq%windowSlices]; s != nil && !s.orphan && s.batch.late(now) {
 			return true
 		}
 	}
@@ -447,36 +447,66 @@ func (c *connection) finish() {
 var closedThere = []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE}
 
 // settle asks the peer to confirm that nothing of the connection can land any more, and then tries writes again. A peer
-// that does not answer is asked on, while the requests have ended as unsettled.
+// that does not answer is asked on, while the requests have ended as unsettled: those that nobody waits for any more at once.
 func (c *connection) settle(unsure []*slice, via *rail, err error) {
 	l, e := c.rail.lane, c.rail.lane.seg.e
 	reset := slices.ContainsFunc(closedThere, func(reason error) bool { return errors.Is(c.err, reason) })
-	ctx, cancel := context.WithTimeout(e.ctx, e.cfg.AbortTimeout)
-	sure := c.confirm(ctx, reset)
-	cancel()
-	if sure {
-		for _, s := range unsure {
-			l.retry(s, via, err)
+	confirmed := make(chan struct{})
+	e.background(func() {
+		if c.confirm(e.ctx, reset) {
+			close(confirmed)
 		}
-		return
+	})
+	kept, loose := c.lose(unsure, confirmed, err)
+	for _, s := range kept {
+		l.retry(s, via, err)
 	}
-	for _, s := range unsure {
-		s.endLoose(err)
+	if len(loose) == 0 {
+		return
 	}
 	l.mu.Lock()
 	c.rail.unsettled++
 	l.mu.Unlock()
 	e.background(func() {
-		if !c.confirm(e.ctx, reset) {
+		select {
+		case <-confirmed:
+		case <-e.ctx.Done():
 			return
 		}
 		l.mu.Lock()
 		c.rail.unsettled--
 		l.mu.Unlock()
-		for _, s := range unsure {
+		for _, s := range loose {
 			s.settle()
 		}
 	})
+}
+
+// lose waits for the peer's confirmation. Requests without it end as unsettled, those that are over after a moment, others
+// after AbortTimeout. It returns those that have not ended, and those that have.
+func (c *connection) lose(unsure []*slice, confirmed <-chan struct{}, err error) (kept, loose []*slice) {
+	e := c.rail.lane.seg.e
+	for begun := e.now(); len(unsure) > 0; {
+		select {
+		case <-confirmed:
+			return unsure, loose
+		case <-e.ctx.Done():
+		case <-after(min(cancelGrace, e.cfg.AbortTimeout)):
+		}
+		now := e.now()
+		unsure = slices.DeleteFunc(unsure, func(s *slice) bool {
+			why := s.over(now)
+			if why == nil && (now-begun >= int64(e.cfg.AbortTimeout) || e.ctx.Err() != nil) {
+				why = err
+			}
+			if why != nil {
+				loose = append(loose, s)
+				s.endLoose(why)
+			}
+			return why != nil
+		})
+	}
+	return nil, loose
 }
 
 // confirm asks until the peer confirms, at each of its addresses in turn, the connection's own first.

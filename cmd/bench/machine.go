@@ -58,7 +58,9 @@ func newCopier() *copier {
 }
 
 // rate copies with a number of threads, and returns bytes per second.
-func (c *copier) rate(threads int, each time.Duration) float64 { return c.within(threads, copySpan, each) }
+func (c *copier) rate(threads int, each time.Duration) float64 {
+	return c.within(threads, copySpan, each)
+}
 
 // within is rate for so many bytes in all, over and over: a cache may hold them.
 func (c *copier) within(threads, bytes int, each time.Duration) float64 {
