@@ -263,7 +263,7 @@ func (w *nameWatch) next(ctx context.Context) ([]NameChange, error) {
 		}
 	}
 	m := &watchNamesMsg{req: protocol.WatchNamesRequest{
-		Prefix: []byte(w.prefix), After: w.at, TimeoutMS: uint64(wait / time.Millisecond), //nolint:gosec // not negative
+		Prefix: []byte(w.prefix), After: w.at, TimeoutMS: uint64(wait / time.Millisecond),
 	}}
 	if _, _, err := w.c.roundTrip(ctx, nil, protocol.TypeWatchNames, m, wait.Nanoseconds()); err != nil {
 		return nil, err

@@ -214,7 +214,7 @@ func (c *Client) handshake(ctx context.Context, cn *conn, first bool) (*protocol
 	if old != nil {
 		c.endSession(old)
 	}
-	c.beginSession(cn, reply, sentAt)
+	c.beginSession(cn, reply, sentAt) //nolint:contextcheck // the session outlives the call
 	return reply, nil
 }
 
@@ -270,7 +270,7 @@ func (c *Client) replaceSession(ctx context.Context, cn *conn, old *session) (*p
 	if err != nil {
 		return nil, err
 	}
-	c.beginSession(cn, reply, sentAt)
+	c.beginSession(cn, reply, sentAt) //nolint:contextcheck // the session outlives the call
 	return reply, nil
 }
 

@@ -415,5 +415,5 @@ func (c *DeleteName) decode(d *decoder) {
 }
 
 // Kind implements Command.
-func (*PutName) Kind() Kind    { return KindPutName }    //nolint:revive // see Command
+func (*PutName) Kind() Kind    { return KindPutName }
 func (*DeleteName) Kind() Kind { return KindDeleteName } //nolint:revive // see Command

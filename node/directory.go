@@ -34,9 +34,8 @@ func (n *Node) publish(ctx context.Context) {
 			return
 		}
 		n.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, "no masters to publish the node at yet", slog.Any("error", err))
-		select {
-		case <-time.After(directoryPause):
-		case <-ctx.Done():
+		if sleep(ctx, n.cfg.clock, directoryPause) != nil {
+			return
 		}
 	}
 }

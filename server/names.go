@@ -111,7 +111,7 @@ func (m *Master) namesOf(tenant string, req *protocol.ListNamesRequest) protocol
 	}
 	limit := protocol.MaxNames
 	if req.Limit > 0 {
-		limit = int(min(req.Limit, protocol.MaxNames)) //nolint:gosec // at most MaxNames
+		limit = int(min(req.Limit, protocol.MaxNames))
 	}
 	size := 0
 	m.machine.EachName(id, string(req.Prefix), string(req.After), func(n meta.NameInfo) bool {
@@ -146,7 +146,7 @@ func (m *Master) watchNames(c *Client, h protocol.Header, payload, out []byte, n
 	if s == nil {
 		return m.refuse(out, h, &errNeedsSession)
 	}
-	wait := min(time.Duration(min(req.TimeoutMS, 1<<30))*time.Millisecond, maxWatchTime) //nolint:gosec // clamped
+	wait := min(time.Duration(min(req.TimeoutMS, 1<<30))*time.Millisecond, maxWatchTime)
 	w := &nameWatch{client: c, session: s, h: h, prefix: string(req.Prefix), after: req.After, until: now + int64(wait)}
 	m.state.RLock() // until the watch is in the list: no change comes in between
 	defer m.state.RUnlock()
@@ -314,7 +314,7 @@ func (s *Server) Names(tenant string, prefix, after []byte, limit int) (names []
 	m.state.RLock()
 	defer m.state.RUnlock()
 	page := m.namesOf(tenant, &protocol.ListNamesRequest{
-		Prefix: prefix, After: after, Limit: uint64(max(limit, 1)), //nolint:gosec // not negative
+		Prefix: prefix, After: after, Limit: uint64(max(limit, 1)),
 	})
 	for i := range page.Names {
 		n := &page.Names[i]
