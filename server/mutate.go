@@ -58,11 +58,8 @@ func (m *Master) mutate(c *Client, sc *scratch, h protocol.Header, payload, out 
 		err = m.decodeRegister(&sc.register, h.Type, payload)
 		mut, cmd = sc.register.Mutation, &meta.Register{Context: sc.register.Context, Entries: sc.register.Entries}
 	case protocol.TypeDelete, protocol.TypeBatchDelete:
-		if err = sc.keys.DecodeAs(payload, h.Type); err == nil && sc.keys.RegionID != 0 {
-			err = m.needTiers()
-		}
+		cmd, err = m.deleteCommand(sc, h.Type, payload)
 		mut = sc.keys.Mutation
-		cmd = &meta.Delete{Keys: sc.keys.Keys, Region: meta.RegionID(sc.keys.RegionID), Offset: sc.keys.KVOffset}
 	case protocol.TypePin, protocol.TypeUnpin, protocol.TypeBatchPin, protocol.TypeBatchUnpin:
 		if err = sc.keys.DecodeAs(payload, h.Type); err == nil {
 			mut = sc.keys.Mutation
@@ -115,6 +112,15 @@ func (m *Master) mutate(c *Client, sc *scratch, h protocol.Header, payload, out 
 	head := meta.Header{Session: session, Seq: mut.Seq, Acked: mut.Acked}
 	r.cmd = meta.AppendCommand(make([]byte, 0, len(payload)+64), head, cmd)
 	return m.submit(r, out)
+}
+
+// deleteCommand reads a DELETE, of which a location alone needs a cluster version that has them.
+func (m *Master) deleteCommand(sc *scratch, t protocol.Type, payload []byte) (meta.Command, error) {
+	err := sc.keys.DecodeAs(payload, t)
+	if err == nil && sc.keys.RegionID != 0 {
+		err = m.needTiers()
+	}
+	return &meta.Delete{Keys: sc.keys.Keys, Region: meta.RegionID(sc.keys.RegionID), Offset: sc.keys.KVOffset}, err
 }
 
 // decodeRegister reads a REGISTER, whose copies need a cluster version that has them. Without it no replicas are
