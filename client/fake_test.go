@@ -547,16 +547,23 @@ func (f *fake) alloc(cn *fakeConn, p []byte) []byte {
 		}
 		return protocol.AppendErrorReply(nil, &protocol.Error{Code: protocol.CodePending})
 	}
+	leased := false
 	for e := f.order.Front(); e != nil && short > 0; {
 		x := e.Value.(*fakeEntry)
 		n := e.Next()
-		if x.owner == cn.sess && !x.busy() {
+		if x.owner == cn.sess && x.busy() {
+			leased = true
+		} else if x.owner == cn.sess {
 			rep.Evicted = append(rep.Evicted, f.drop(e))
 			short -= int((x.loc.KVLength + r.PageSize - 1) / r.PageSize)
 		}
 		e = n
 	}
-	if len(rep.Evicted) == 0 {
+	switch {
+	case len(rep.Evicted) > 0:
+	case leased: // a master has waited for that, which passes
+		return protocol.AppendErrorReply(nil, &protocol.Error{Code: protocol.CodePending})
+	default:
 		return protocol.AppendErrorReply(nil, &protocol.Error{Code: protocol.CodeNoSpace})
 	}
 	return rep.Append(nil)
