@@ -218,7 +218,7 @@ func (cfg *Transfer) figure(
 				}
 			}
 			times[i] = make([]time.Duration, 0, 1<<16)
-			for failures[i] == nil && time.Since(begun) < cfg.Time {
+			for n := 0; failures[i] == nil && (n == 0 || time.Since(begun) < cfg.Time); n++ {
 				if there.Storage {
 					scatter(rs, there.Bytes, block)
 				}
