@@ -162,7 +162,7 @@ func sameEndpoint(a, b *protocol.Endpoint) bool {
 		return a == b
 	}
 	return a.Engine == b.Engine && a.Host == b.Host && a.Buffer == b.Buffer && a.BufferGeneration == b.BufferGeneration &&
-		a.Offset == b.Offset && slices.Equal(a.Rails, b.Rails)
+		a.Offset == b.Offset && slices.Equal(a.Rails, b.Rails) && slices.Equal(a.NICs, b.NICs)
 }
 
 // news says whether the leader can know more of a device than this client does.

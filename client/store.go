@@ -81,8 +81,8 @@ type PutResult struct {
 // ctx is over, or, if that has no deadline, Config.Timeout has passed. When it fails the value may be held or not, but
 // nothing of the client's is lost by that. It does not allocate when it finds a free page.
 //
-// When ctx is over while a node that has stopped answering is being sent the value, Put does not wait for the transfer to
-// be given up: until then, at most twice Config.CallTimeout, value may still be read, though not by anybody who counts on it.
+// When ctx is over while a node that has stopped answering is being sent the value, Put comes back within some tenths of a
+// second. The value is not read after that.
 func (c *Client) Put(ctx context.Context, key, value []byte, opts ...StoreOption) (PutResult, error) {
 	op := c.newStore()
 	defer c.freeStore(op)
