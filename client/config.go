@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -158,12 +157,12 @@ func (cfg Config) withDefaults() (Config, error) {
 	say(cfg.TTL < 0 || cfg.Timeout < 0 || cfg.CallTimeout < 0, "TTL, Timeout and CallTimeout must not be negative")
 	say(len(cfg.Instance) > protocol.MaxNameBytes || len(cfg.Tenant) > protocol.MaxNameBytes,
 		"Instance and Tenant are at most %d bytes", protocol.MaxNameBytes)
-	say(!slices.Contains([]string{"", "cxl", "dram", "ssd"}, cfg.Tier),
+	say(cfg.Tier != "" && protocol.TierRank(cfg.Tier) < 0,
 		"Tier %q is none of cxl, dram, ssd: leave it empty for any", cfg.Tier)
 	say(len(cfg.Near) > protocol.MaxPlaces || len(cfg.Avoid) > protocol.MaxPlaces, "Near and Avoid name at most %d places each",
 		protocol.MaxPlaces)
 	say(cfg.Replicas < 0 || cfg.Replicas > 1+protocol.MaxCopies, "Replicas %d is not in 1..%d", cfg.Replicas, 1+protocol.MaxCopies)
-	say(!slices.Contains([]string{"", "cxl", "dram", "ssd"}, cfg.WriteThrough),
+	say(cfg.WriteThrough != "" && protocol.TierRank(cfg.WriteThrough) < 0,
 		"WriteThrough %q is none of cxl, dram, ssd: leave it empty for none", cfg.WriteThrough)
 	for _, a := range cfg.Addrs {
 		say(!strings.HasPrefix(a, unixScheme) && !strings.Contains(a, ":"),

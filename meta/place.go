@@ -61,15 +61,7 @@ func (t *places) drop(p placeID) {
 }
 
 // tierRank orders tiers, the fastest first.
-func tierRank(tier string) int {
-	switch tier {
-	case "ssd":
-		return 2
-	case "dram":
-		return 1
-	}
-	return 0
-}
+func tierRank(tier string) int { return max(protocol.TierRank(tier), 0) }
 
 func (r *region) rank() int { return tierRank(r.device.Tier) }
 

@@ -15,6 +15,7 @@ import (
 
 	"larder/meta"
 	"larder/meta/policy"
+	"larder/protocol"
 )
 
 // sessionElections is how many election timeouts a session must at least last: a leader may take two to appear, and
@@ -192,7 +193,7 @@ func (c *Config) checkPool(p *problems) {
 		p.check(d.Path != "", "pool: a device has no path")
 		p.check(!paths[d.Path], "pool: %s is given twice", clip(d.Path))
 		paths[d.Path] = true
-		p.check(slices.Contains([]string{"cxl", "dram", "ssd"}, d.Tier),
+		p.check(protocol.TierRank(d.Tier) >= 0,
 			"pool: %s: tier %q is none of cxl, dram, ssd", clip(d.Path), clip(d.Tier))
 		p.check(slices.Contains([]string{"hardware", "none"}, d.Coherence),
 			"pool: %s: coherence %q is none of hardware, none", clip(d.Path), clip(d.Coherence))

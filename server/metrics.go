@@ -217,13 +217,12 @@ func (m *metrics) collectIndex(e emitter, s *Status) {
 	}
 	free, given := map[string]uint64{}, map[string]uint64{}
 	const pool = "Bytes of the pool's devices by tier; free = in no region."
-	tiers := []string{"cxl", "dram", "ssd"}
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		free[d.Tier] += d.Free
 		given[d.Tier] += d.Size - min(d.Free, d.Size)
 	}
-	for _, tier := range tiers {
+	for _, tier := range protocol.Tiers {
 		if free[tier]+given[tier] == 0 {
 			continue
 		}

@@ -3,7 +3,6 @@ package server
 import (
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
 	"larder/meta"
@@ -162,7 +161,7 @@ func (a *attachment) check() *protocol.Error {
 		return bad("the uuid must have 32 hexadecimal digits")
 	case r.Expose:
 		return nil
-	case !slices.Contains([]string{"cxl", "dram", "ssd"}, r.Tier):
+	case protocol.TierRank(r.Tier) < 0:
 		return bad("the tier must be cxl, dram or ssd")
 	case r.Node == "" || r.Size == 0:
 		return bad("node and size must be given")

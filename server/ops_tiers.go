@@ -29,7 +29,7 @@ func ParsePlace(text string) (Place, error) {
 			return Place{}, fmt.Errorf("device %q: write # and its number, as in #3", text)
 		}
 		return Place{Device: id}, nil
-	case tierRank(text) >= 0:
+	case protocol.TierRank(text) >= 0:
 		return Place{Tier: text}, nil
 	case text == "":
 		return Place{}, errors.New("name a tier (cxl, dram, ssd), a device (#3) or a node")

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"larder/meta"
+	"larder/protocol"
 )
 
 // repair has entries copied that lie on fewer nodes than was asked for: their nodes went, or none had room when they were
@@ -81,7 +82,7 @@ func (p *tierPlan) hostFor(hosts []*target, s meta.Slot) *target {
 	need := (p.places[0].Length + page - 1) / page * page
 	fastest := p.device(p.places[0].Device)
 	for _, to := range hosts {
-		if to.room < need || tierRank(to.Tier) < tierRank(fastest.Tier) || slices.Contains(p.nodes, to.Node) ||
+		if to.room < need || protocol.TierRank(to.Tier) < protocol.TierRank(fastest.Tier) || slices.Contains(p.nodes, to.Node) ||
 			!slices.ContainsFunc(p.places, func(l meta.Location) bool { return p.reaches(to, p.device(l.Device)) }) {
 			continue
 		}

@@ -377,7 +377,7 @@ func (m *Master) targetsOf(devices []meta.DeviceInfo, want func(d *meta.DeviceIn
 		list = append(list, &target{DeviceInfo: *d, room: room - min(d.LiveBytes, room)})
 	}
 	slices.SortStableFunc(list, func(a, b *target) int {
-		if x, y := tierRank(a.Tier), tierRank(b.Tier); x != y {
+		if x, y := protocol.TierRank(a.Tier), protocol.TierRank(b.Tier); x != y {
 			return x - y
 		}
 		return cmp.Compare(b.room, a.room)
@@ -431,9 +431,6 @@ func (m *Master) roomFor(list []*target, slot meta.Slot, length uint64) *target 
 func (m *Master) liesOn(slot meta.Slot, id meta.DeviceID) bool {
 	return slices.ContainsFunc(m.machine.Locations(slot, nil), func(l meta.Location) bool { return l.Device == id })
 }
-
-// tierRank orders tiers, the fastest first.
-func tierRank(tier string) int { return slices.Index([]string{"cxl", "dram", "ssd"}, tier) }
 
 // taskStatus serves TASK_STATUS.
 func (m *Master) taskStatus(h protocol.Header, payload, out []byte) []byte {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"larder/meta"
+	"larder/protocol"
 )
 
 // Bounds of the leader's planning of tiers.
@@ -186,7 +187,7 @@ func (p *tierPlan) demote(d *meta.DeviceInfo) meta.Command {
 	p.m.tiering.looks++
 	var below []*target
 	for _, to := range p.targets {
-		if tierRank(to.Tier) > tierRank(d.Tier) && p.takes(to, demotions) && p.reaches(to, d) {
+		if protocol.TierRank(to.Tier) > protocol.TierRank(d.Tier) && p.takes(to, demotions) && p.reaches(to, d) {
 			below = append(below, to)
 		}
 	}
@@ -221,7 +222,7 @@ func (p *tierPlan) coldBytes(d *meta.DeviceInfo) uint64 {
 func (p *tierPlan) uncopied(d *meta.DeviceInfo) uint64 {
 	want, have := uint64(0), p.demoting*(d.LiveBytes/max(d.Locations, 1))
 	for i := range p.devices {
-		if x := &p.devices[i]; tierRank(x.Tier) > tierRank(d.Tier) {
+		if x := &p.devices[i]; protocol.TierRank(x.Tier) > protocol.TierRank(d.Tier) {
 			have += x.CopyBytes
 		} else {
 			want += p.coldBytes(x)

@@ -11,6 +11,7 @@ import (
 
 	"larder/client"
 	"larder/cxl"
+	"larder/protocol"
 )
 
 // progressEvery is how often the progress line is written: to a terminal often, to a file rarely.
@@ -95,7 +96,7 @@ func (r *runner) report(ctx context.Context, took time.Duration, before *ByPhase
 	}
 	rep.BytesWritten = rep.Client.BytesWritten
 	rep.ReadsByTier = map[string]uint64{}
-	for i, tier := range [...]string{"cxl", "dram", "ssd"} {
+	for i, tier := range protocol.Tiers {
 		rep.ReadsByTier[tier] = rep.Client.ByTier[i]
 	}
 	if r.cfg.Nodes != nil {
