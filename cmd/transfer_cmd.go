@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -44,6 +45,7 @@ type transferTarget struct {
 
 	Topology topologyFile `placeholder:"FILE" help:"Topology of this host as JSON (default: as its sysfs tells; see larder transfer probe --json)."`
 	Metrics  string       `placeholder:"ADDR" help:"Address at which Prometheus finds /metrics of the NICs."`
+	Plain    string       `placeholder:"ADDR" help:"Address at which to take plain TCP streams, from anybody: what larder transfer bench --plain compares with."`
 
 	nicFlags
 }
@@ -108,6 +110,15 @@ func (c *transferTarget) Run(e *env) (err error) {
 		return fmt.Errorf("transfer target: %w", err)
 	}
 	defer stop()
+	if c.Plain != "" {
+		l, err := (&net.ListenConfig{}).Listen(e.ctx, "tcp", c.Plain)
+		if err != nil {
+			return fmt.Errorf("transfer target: --plain: %w", err)
+		}
+		defer func() { _ = l.Close() }() // nothing is lost with it
+		go bench.ServePlain(l)
+		fmt.Fprintf(e.stdout, "plain streams at %s\n", l.Addr())
+	}
 	fmt.Fprintf(e.stdout, "listening at %s\n", strings.Join(engine.Addresses(), " "))
 	<-e.ctx.Done()
 	return nil
@@ -123,6 +134,8 @@ type transferBench struct {
 	Blocks     []server.Size `name:"block" default:"4KiB,64KiB,1MiB" help:"Bytes of a request (default 4KiB,64KiB,1MiB)."`
 	Batch      int           `default:"16" help:"Requests of a batch (default 16)."`
 	Threads    int           `default:"1" help:"Threads that submit one batch after the other (default 1)."`
+	Span       server.Size   `default:"256MiB" help:"Memory on each side that the requests go through (default 256MiB: more than caches hold)."`
+	Plain      string        `placeholder:"ADDR" help:"Compare TCP with plain streams of the other process: the --plain of larder transfer target."`
 	Slice      server.Size   `default:"64KiB" help:"Bytes that are moved at once (default 64KiB)."`
 	Conns      int           `name:"connections" default:"2" help:"Connections of a rail (default 2)."`
 	Checksums  bool          `help:"Check the bytes end to end."`
@@ -143,7 +156,7 @@ type transferBench struct {
 // Run implements the command.
 func (c *transferBench) Run(e *env) (err error) {
 	cfg := &bench.Transfer{
-		To: c.To, Buffer: c.Buffer, Token: c.Token, Transports: c.Transports, Batch: c.Batch, Threads: c.Threads,
+		To: c.To, Buffer: c.Buffer, Token: c.Token, Transports: c.Transports, Batch: c.Batch, Threads: c.Threads, Plain: c.Plain,
 		SliceSize: int(c.Slice), Conns: c.Conns, Checksums: c.Checksums, Time: c.Time, //nolint:gosec // checked by transfer.New
 		From: c.From, Topology: c.Topology.Topology, Rounds: c.Rounds, DeadRail: c.DeadRail,
 		Progress: func(what string) { fmt.Fprintln(e.stderr, "measuring", what) },
@@ -161,12 +174,11 @@ func (c *transferBench) Run(e *env) (err error) {
 	defer func() { err = errors.Join(err, closeNICs()) }()
 	cfg.NICs = nics
 	if len(cfg.To) == 0 {
-		addresses, stop, err := startTarget(e, c)
+		stop, err := startTarget(e, c, cfg)
 		if err != nil {
 			return fmt.Errorf("transfer bench: start a target: %w", err)
 		}
 		defer stop()
-		cfg.To = addresses
 	}
 	report, err := bench.RunTransfer(e.ctx, cfg)
 	if err != nil {
@@ -194,7 +206,11 @@ func (c *transferBench) check(cfg *bench.Transfer) error {
 			return fmt.Errorf("--transport %.20q: one of %s", t, strings.Join(transfer.Transports, ", "))
 		}
 	}
+	most := server.Size(c.Batch) * server.Size(c.Threads) * slices.Max(c.Blocks) //nolint:gosec // checked below
+	cfg.Span = int(max(c.Span, most))                                            //nolint:gosec // checked below
 	switch {
+	case c.Span < 4<<10 || c.Span > 64<<30:
+		return fmt.Errorf("--span %v: from 4KiB to 64GiB", c.Span)
 	case c.Batch < 1 || c.Batch > 4096:
 		return fmt.Errorf("--batch %d: from 1 to 4096", c.Batch)
 	case c.Threads < 1 || c.Threads > 256:
@@ -211,14 +227,14 @@ func (c *transferBench) check(cfg *bench.Transfer) error {
 	return nil
 }
 
-// startTarget runs a target as another process of this host.
-func startTarget(e *env, c *transferBench) (addresses []string, stop func(), err error) {
+// startTarget runs a target as another process of this host, and has cfg measure it.
+func startTarget(e *env, c *transferBench, cfg *bench.Transfer) (stop func(), err error) {
 	program, err := os.Executable()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	size := server.Size(c.Batch*c.Threads) * slices.Max(c.Blocks) //nolint:gosec // checked
-	args := []string{"transfer", "target"}
+	size := server.Size(cfg.Span) //nolint:gosec // checked
+	args := []string{"transfer", "target", "--plain=127.0.0.1:0"}
 	if c.File != "" {
 		size = c.Size
 		args = append(args, "--file="+c.File)
@@ -236,28 +252,41 @@ func startTarget(e *env, c *transferBench) (addresses []string, stop func(), err
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if err := cmd.Start(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	stop = func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
 		_ = cmd.Wait()                          // with whatever: all is measured
 	}
-	line, err := bufio.NewReader(out).ReadString('\n')
-	list, ok := strings.CutPrefix(strings.TrimSpace(line), "listening at ")
-	if err != nil || !ok {
-		stop()
-		return nil, nil, fmt.Errorf("it says %q: %w", line, err)
+	in := bufio.NewReader(out)
+	for _, what := range []struct {
+		says string
+		take func(addresses []string)
+	}{
+		{"plain streams at ", func(a []string) { cfg.Plain = a[0] }},
+		{"listening at ", func(a []string) { cfg.To = a }},
+	} {
+		line, err := in.ReadString('\n')
+		list, ok := strings.CutPrefix(strings.TrimSpace(line), what.says)
+		if err != nil || !ok || list == "" {
+			stop()
+			return nil, fmt.Errorf("it says %q: %w", line, err)
+		}
+		what.take(strings.Fields(list))
 	}
-	return strings.Fields(list), stop, nil
+	return stop, nil
 }
 
 // printTransfer prints the report as tables.
 func printTransfer(w io.Writer, r *bench.TransferReport) error {
-	fmt.Fprintf(w, "One thread copies %s here; one plain TCP stream of this host carries %s.\n\n",
-		quantity(r.CopyOne, "B/s"), quantity(r.Loopback, "B/s"))
+	fmt.Fprintf(w, "One thread copies %s here", quantity(r.CopyOne, "B/s"))
+	if r.Plain > 0 {
+		fmt.Fprintf(w, "; one plain TCP stream from there carries %s", quantity(r.Plain, "B/s"))
+	}
+	fmt.Fprint(w, ".\n\n")
 	t := newTable("TRANSPORT", "OP", "-BLOCK", "-BATCH", "-THREADS", "-RATE", "-OF PLAIN", "-P50", "-P99", "-P99.9", "-CPU",
 		"-SUBMIT/SLICE", "-ALLOCS/SLICE")
 	for i := range r.Rows {

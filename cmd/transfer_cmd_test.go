@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -81,9 +82,16 @@ func TestTransferToAFile(t *testing.T) {
 }
 
 func TestTransferBench(t *testing.T) {
+	plain, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	go bench.ServePlain(plain)
+	defer func() { require.NoError(t, plain.Close()) }()
 	at := target(t, "--size", "1MiB")
 	var out, failed bytes.Buffer
-	args := []string{"transfer", "bench", "--to", at, "--time", "10ms", "--block", "4KiB,32KiB", "--rounds", "3", "--json"}
+	args := []string{
+		"transfer", "bench", "--to", at, "--plain", plain.Addr().String(), "--time", "10ms", "--block", "4KiB,32KiB", "--rounds", "3",
+		"--json",
+	}
 	require.Equal(t, exitDone, run(t.Context(), args, &out, &failed), failed.String())
 	var r bench.TransferReport
 	require.NoError(t, json.Unmarshal(out.Bytes(), &r))
@@ -96,6 +104,8 @@ func TestTransferBench(t *testing.T) {
 	}
 	for want, flags := range map[string][]string{
 		"larger --size":        {"--to", at, "--block", "1MiB"},
+		"a plain stream to":    {"--to", at, "--plain", "127.0.0.1:1"},
+		"from 4KiB to 64GiB":   {"--span", "1KiB"},
 		`no buffer "x"`:        {"--to", at, "--buffer", "x"},
 		"connection refused":   {"--to", "127.0.0.1:1"},
 		"--block 0":            {"--block", "0B"},

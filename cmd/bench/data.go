@@ -35,7 +35,7 @@ const (
 
 // data measures Put, Get, PutBatch and GetBatch through the pool.
 func (b *bench) data() error {
-	memory := newCopier()
+	memory := newCopier(copySpan)
 	for _, c := range []struct {
 		name      string
 		checksums bool

@@ -22,7 +22,7 @@ import (
 // measureMachine measures the bounds. file is created on the disk that matters.
 func measureMachine(ctx context.Context, file string, each time.Duration) (Machine, error) {
 	m := Machine{CPUs: runtime.GOMAXPROCS(0), Go: runtime.Version()}
-	c := newCopier()
+	c := newCopier(copySpan)
 	m.CopyOne = c.rate(1, each)
 	m.CopyAll = c.rate(m.CPUs, each)
 	var err error
@@ -49,25 +49,14 @@ const copySpan = 256 << 20
 // copier measures copies of memory.
 type copier struct{ src, dst []byte }
 
-func newCopier() *copier {
-	c := &copier{make([]byte, copySpan), make([]byte, copySpan)}
-	for j := 0; j < copySpan; j += 4096 {
-		c.src[j], c.dst[j] = 1, 1 // fault the pages in
-	}
-	return c
-}
+func newCopier(span int) *copier { return &copier{touched(span), touched(span)} }
 
 // rate copies with a number of threads, and returns bytes per second.
 func (c *copier) rate(threads int, each time.Duration) float64 {
-	return c.within(threads, copySpan, each)
-}
-
-// within is rate for so many bytes in all, over and over: a cache may hold them.
-func (c *copier) within(threads, bytes int, each time.Duration) float64 {
 	var wg sync.WaitGroup
 	counts := make([]int, threads)
 	src, dst := c.src, c.dst
-	span := min(bytes, copySpan) / threads
+	span := len(src) / threads
 	begin := time.Now()
 	for i := range threads {
 		wg.Go(func() {

@@ -5,16 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"net"
 	"runtime"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"larder/transfer"
 )
@@ -26,9 +21,11 @@ type Transfer struct {
 	Token      string
 	Transports []string // each by itself; none means all that lead there
 	Ops        []transfer.Op
-	Blocks     []int // bytes of a request
-	Batch      int   // requests of a batch
-	Threads    int   // that submit one batch after the other
+	Blocks     []int  // bytes of a request
+	Batch      int    // requests of a batch
+	Threads    int    // that submit one batch after the other
+	Span       int    // bytes on each side that the requests of all threads go through, over and over
+	Plain      string // address of plain streams of To's process to compare TCP with; empty for none
 	SliceSize  int
 	Conns      int // connections of a rail
 	Checksums  bool
@@ -63,8 +60,8 @@ type TransferRow struct {
 
 // TransferReport is what RunTransfer has measured.
 type TransferReport struct {
-	CopyOne  float64       `json:"copy_bytes_per_second"`     // one thread's copy of memory here
-	Loopback float64       `json:"loopback_bytes_per_second"` // one plain TCP stream to this host itself
+	CopyOne  float64       `json:"copy_bytes_per_second"`            // one thread's copy of memory here
+	Plain    float64       `json:"plain_bytes_per_second,omitempty"` // one plain TCP stream from there
 	Rows     []TransferRow `json:"rows"`
 	DeadRail []DeadRailRow `json:"dead_rail,omitempty"`
 }
@@ -72,11 +69,15 @@ type TransferReport struct {
 // RunTransfer measures each transport, operation and block size, beside what this machine can do at most.
 func RunTransfer(ctx context.Context, cfg *Transfer) (*TransferReport, error) {
 	r := &TransferReport{}
-	cfg.Progress("a copy of memory, and a plain TCP stream")
-	r.CopyOne = newCopier().rate(1, cfg.Time)
+	cfg.Progress("a copy of memory")
+	cfg.copier = newCopier(cfg.Span)
+	r.CopyOne = cfg.copier.rate(1, cfg.Time)
 	var err error
-	if r.Loopback, err = streamRate(ctx, 1, streamPiece, cfg.Time); err != nil {
-		return nil, err
+	if cfg.Plain != "" {
+		cfg.Progress("a plain TCP stream")
+		if r.Plain, err = plainRate(ctx, cfg.Plain, transfer.Read, 1, cfg.Span, cfg.Time); err != nil {
+			return nil, fmt.Errorf("transfer bench: %w", err)
+		}
 	}
 	transports, found := cfg.Transports, false
 	if len(transports) == 0 {
@@ -122,14 +123,17 @@ func (cfg *Transfer) measure(ctx context.Context, transport string) (rows []Tran
 	if !ok {
 		return nil, fmt.Errorf("the segment of %v has no buffer %q", cfg.To, cfg.Buffer)
 	}
+	if !there.Storage && there.Bytes < uint64(cfg.Span) { //nolint:gosec // flags are checked
+		cfg.Span = int(there.Bytes) //nolint:gosec // less than it was
+		cfg.copier = newCopier(cfg.Span)
+	}
+	if err := cfg.warm(ctx, e, seg, there); err != nil {
+		return nil, err
+	}
 	for _, block := range cfg.Blocks {
 		for _, op := range cfg.Ops {
 			cfg.Progress(fmt.Sprintf("%s %v of %d KiB", transport, op, block>>10))
-			span := cfg.Batch * block * cfg.Threads
-			if there.Storage {
-				span = 0
-			}
-			row, err := cfg.rounds(ctx, transport, span, func() (*TransferRow, error) {
+			row, err := cfg.rounds(ctx, transport, op, there.Storage, func() (*TransferRow, error) {
 				return cfg.figure(ctx, e, seg, there, op, block)
 			})
 			if err != nil {
@@ -141,15 +145,28 @@ func (cfg *Transfer) measure(ctx context.Context, transport string) (rows []Tran
 	return rows, nil
 }
 
+// warm goes through all memory once, so that every page is there and mapped.
+func (cfg *Transfer) warm(ctx context.Context, e *transfer.Engine, seg *transfer.Segment, there transfer.BufferInfo) error {
+	if there.Storage {
+		return nil
+	}
+	op := transfer.Read
+	if slices.Contains(cfg.Ops, transfer.Write) {
+		op = transfer.Write
+	}
+	_, err := once(ctx, e, []transfer.Request{{Op: op, Segment: seg, Buffer: there.Handle, Local: cfg.copier.dst}})
+	return err
+}
+
 // rounds measures a figure and what the machine can do, in turns, since other work comes and goes. It returns the round whose
-// rate is the median. span is how much memory the figure's bytes come from, 0 if it is storage.
+// rate is the median.
 func (cfg *Transfer) rounds(
-	ctx context.Context, transport string, span int, figure func() (*TransferRow, error),
+	ctx context.Context, transport string, op transfer.Op, storage bool, figure func() (*TransferRow, error),
 ) (*TransferRow, error) {
 	var rows []*TransferRow
 	var shares []float64
 	for range max(cfg.Rounds, 1) {
-		yardstick, err := cfg.yardstick(ctx, transport, span)
+		yardstick, err := cfg.yardstick(ctx, transport, op, storage)
 		if err != nil {
 			return nil, err
 		}
@@ -172,27 +189,27 @@ func (cfg *Transfer) rounds(
 	return row, nil
 }
 
-// yardstick is what this machine does without the engine: over TCP, as many plain streams as a rail has connections, from and
-// to as much memory; through shared memory, copies of as much by all processors. 0 for storage, which other tools measure.
-func (cfg *Transfer) yardstick(ctx context.Context, transport string, span int) (float64, error) {
+// yardstick is what there is without the engine, with as much memory: over TCP, as many plain streams as a rail has
+// connections; through shared memory, copies by all processors. 0 where other tools measure that: storage and RDMA.
+func (cfg *Transfer) yardstick(ctx context.Context, transport string, op transfer.Op, storage bool) (float64, error) {
 	switch {
-	case span == 0:
+	case storage:
 		return 0, nil
-	case transport == transfer.TransportTCP:
-		return streamRate(ctx, max(cfg.Conns, 1), span, cfg.Time)
+	case transport == transfer.TransportTCP && cfg.Plain != "":
+		return plainRate(ctx, cfg.Plain, op, max(cfg.Conns, 1), cfg.Span, cfg.Time)
+	case transport == transfer.TransportShm:
+		return cfg.copier.rate(runtime.GOMAXPROCS(0), cfg.Time), nil
 	}
-	if cfg.copier == nil {
-		cfg.copier = newCopier()
-	}
-	return cfg.copier.within(runtime.GOMAXPROCS(0), span, cfg.Time), nil
+	return 0, nil
 }
 
 // figure measures one operation with one size of blocks.
 func (cfg *Transfer) figure(
 	ctx context.Context, e *transfer.Engine, seg *transfer.Segment, there transfer.BufferInfo, op transfer.Op, block int,
 ) (*TransferRow, error) {
-	span := cfg.Batch * block
-	if uint64(span*cfg.Threads) > there.Bytes { //nolint:gosec // flags are checked
+	part := cfg.Batch * block // of a batch
+	span := cfg.Span / cfg.Threads / part * part
+	if span == 0 {
 		return nil, fmt.Errorf("%d threads of %d blocks of %d bytes do not fit the buffer's %d: give the target a larger --size",
 			cfg.Threads, cfg.Batch, block, there.Bytes)
 	}
@@ -206,24 +223,18 @@ func (cfg *Transfer) figure(
 	var wg sync.WaitGroup
 	for i := range cfg.Threads {
 		wg.Go(func() {
-			rs := make([]transfer.Request, cfg.Batch)
-			local := make([]byte, span)
-			for k := 0; k < span; k += 4096 {
-				local[k] = 1 // memory that nobody has written to is one page of zeros, and copied from the cache
-			}
-			for j := range rs {
-				rs[j] = transfer.Request{
-					Op: op, Segment: seg, Buffer: there.Handle, Offset: uint64(i*span + j*block), //nolint:gosec // within the buffer
-					Local: local[j*block : (j+1)*block],
-				}
+			w := &walk{rs: make([]transfer.Request, cfg.Batch), local: cfg.copier.dst[i*span:][:span], base: i * span, block: block}
+			for j := range w.rs {
+				w.rs[j] = transfer.Request{Op: op, Segment: seg, Buffer: there.Handle}
 			}
 			times[i] = make([]time.Duration, 0, 1<<16)
 			for n := 0; failures[i] == nil && (n == 0 || time.Since(begun) < cfg.Time); n++ {
+				w.next()
 				if there.Storage {
-					scatter(rs, there.Bytes, block)
+					scatter(w.rs, there.Bytes, block)
 				}
 				at := time.Now()
-				inSubmit, err := once(ctx, e, rs)
+				inSubmit, err := once(ctx, e, w.rs)
 				failures[i] = err
 				submitted[i] += inSubmit
 				times[i] = append(times[i], time.Since(at))
@@ -238,7 +249,7 @@ func (cfg *Transfer) figure(
 	}
 	all := slices.Concat(times...)
 	slices.Sort(all)
-	moved := float64(len(all)) * float64(span)
+	moved := float64(len(all)) * float64(part)
 	parts := float64(len(all) * cfg.Batch * ((block + cfg.sliceSize() - 1) / cfg.sliceSize()))
 	inSubmit := time.Duration(0)
 	for _, t := range submitted {
@@ -250,6 +261,23 @@ func (cfg *Transfer) figure(
 		P50: at(.5), P99: at(.99), P999: at(.999), CPU: cpu.Seconds() / (moved / 1e9),
 		Submit: time.Duration(float64(inSubmit) / parts), Allocs: float64(mem[1].Mallocs-mem[0].Mallocs) / parts,
 	}, nil
+}
+
+// walk is where a thread's next batch goes: through its part of either side's memory, over and over.
+type walk struct {
+	rs              []transfer.Request
+	local           []byte
+	base, at, block int
+}
+
+func (w *walk) next() {
+	for j := range w.rs {
+		w.rs[j].Offset, w.rs[j].Local = uint64(w.base+w.at), w.local[w.at:w.at+w.block] //nolint:gosec // within the buffer
+		w.at += w.block
+	}
+	if w.at == len(w.local) {
+		w.at = 0
+	}
 }
 
 // once carries out a batch, and tells how long its submission took.
@@ -273,76 +301,4 @@ func scatter(rs []transfer.Request, bytes uint64, block int) {
 	for i := range rs {
 		rs[i].Offset = rand.Uint64N(bytes/uint64(block)) * uint64(block) //nolint:gosec // not a secret, and positive
 	}
-}
-
-// streamPiece is what a plain stream reads and writes at once, in bytes.
-const streamPiece = 1 << 20
-
-// streamRate is what so many plain TCP streams move on this host at once, in bytes per second, from and to so much memory in
-// all.
-func streamRate(ctx context.Context, streams, span int, each time.Duration) (rate float64, err error) {
-	rates, failures := make([]float64, streams), make([]error, streams)
-	var wg sync.WaitGroup
-	for i := range streams {
-		wg.Go(func() { rates[i], failures[i] = oneStream(ctx, max(span/streams, streamPiece), each) })
-	}
-	wg.Wait()
-	for _, r := range rates {
-		rate += r
-	}
-	return rate, errors.Join(failures...)
-}
-
-// unpaced has a socket hold nothing back for a network's sake, as the engine's connections within a host: bbr costs plain
-// streams a third.
-func unpaced(_, _ string, c syscall.RawConn) error {
-	return c.Control(func(fd uintptr) {
-		_ = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno") // slower without
-	})
-}
-
-// oneStream is what one plain TCP stream moves.
-func oneStream(ctx context.Context, span int, each time.Duration) (float64, error) {
-	l, err := (&net.ListenConfig{Control: unpaced}).Listen(ctx, "tcp", "127.0.0.1:0") // connections inherit it
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = l.Close() }() // nothing is lost with it
-	sent := make(chan error, 1)
-	end := time.Now().Add(each)
-	go func() {
-		sent <- func() error {
-			c, err := l.Accept()
-			if err != nil {
-				return err
-			}
-			b := make([]byte, span)
-			clear(b) // or it is one page of zeros
-			for at := 0; err == nil && time.Now().Before(end); {
-				_, err = c.Write(b[at : at+streamPiece])
-				if at += streamPiece; at+streamPiece > span {
-					at = 0
-				}
-			}
-			return errors.Join(err, c.Close())
-		}()
-	}()
-	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", l.Addr().String())
-	if err != nil {
-		return 0, err
-	}
-	begun, n, b, at := time.Now(), int64(0), make([]byte, span), 0
-	for {
-		k, err := c.Read(b[at:min(at+streamPiece, span)])
-		n += int64(k)
-		at = (at + k) % span
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return 0, errors.Join(err, c.Close())
-		}
-	}
-	rate := float64(n) / time.Since(begun).Seconds()
-	return rate, errors.Join(<-sent, c.Close())
 }
