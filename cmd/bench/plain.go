@@ -114,7 +114,8 @@ func plainStream(ctx context.Context, addr string, op transfer.Op, span int, eac
 	if err := conn.SetDeadline(time.Now().Add(each + helloTimeout)); err != nil {
 		return 0, err
 	}
-	begun, n := time.Now(), 0
+	var n int
+	begun := time.Now()
 	if op == transfer.Read {
 		n, err = receive(conn, memory, begun.Add(each))
 	} else {
