@@ -192,6 +192,7 @@ type Stats struct {
 	Writes, WrittenBytes   int64 // records, and bytes before compression
 	Reads, ReadBytes       int64
 	Discards               int64 // records logged
+	DiscardedBytes         int64 // bytes that were there, before compression
 	Groups, GroupRecords   int64 // writes to the log, and records in them
 	Syncs                  int64
 	StoredBytes            int64   // bytes of payload written, compaction's included

@@ -67,7 +67,8 @@ type counters struct {
 	generation                                      atomic.Uint64
 	free, used                                      atomic.Int64
 	writes, writtenBytes, reads, readBytes          atomic.Int64
-	discards, groups, groupRecords, syncs, stored   atomic.Int64
+	discards, discardedBytes, groups, groupRecords  atomic.Int64
+	syncs, stored                                   atomic.Int64
 	compressed, compactions, compacted, noSpace     atomic.Int64
 	damaged, dropped, scans, lost, torn, superTorns atomic.Int64
 }
@@ -253,7 +254,8 @@ func (s *Store) prepare(ctx context.Context, from *pool, off uint64, b []byte) (
 
 // Discard forgets all bytes of the extents. It returns when that is durable, or, with [Options.NoSync], when it is
 // written: then no restart brings them back. Extents of one call, and concurrent calls, share one write. A full store
-// takes discards. After an error or a loss of power during the call each extent is there or gone.
+// takes discards. After an error or a loss of power during the call each extent is there or gone; if it is there, what is
+// written there afterwards replaces it, as it does anything older. Nothing of the call happens after it has returned.
 func (s *Store) Discard(ctx context.Context, extents ...Extent) error {
 	for _, e := range extents {
 		if err := s.checkRange(e.Off, e.Len); err != nil {
@@ -496,7 +498,8 @@ func (s *Store) Stats() Stats {
 		UsedBytes: c.used.Load() * segment, Usable: s.usable, Capacity: int64(len(s.segments)) * segment,
 		Segments: len(s.segments), FreeSegments: int(c.free.Load()),
 		Writes: c.writes.Load(), WrittenBytes: c.writtenBytes.Load(), Reads: c.reads.Load(), ReadBytes: c.readBytes.Load(),
-		Discards: c.discards.Load(), Groups: c.groups.Load(), GroupRecords: c.groupRecords.Load(), Syncs: c.syncs.Load(),
+		Discards: c.discards.Load(), DiscardedBytes: c.discardedBytes.Load(),
+		Groups: c.groups.Load(), GroupRecords: c.groupRecords.Load(), Syncs: c.syncs.Load(),
 		StoredBytes: c.stored.Load(), Compressed: c.compressed.Load(), SampledRatio: s.packer.running(),
 		Compactions: c.compactions.Load(), CompactedBytes: c.compacted.Load(), NoSpace: c.noSpace.Load(),
 		Damaged: c.damaged.Load(), DroppedPieces: c.dropped.Load(), RecoveredByScan: c.scans.Load(),

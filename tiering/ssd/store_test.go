@@ -294,6 +294,77 @@ func TestTornTail(t *testing.T) {
 	}
 }
 
+// TestTornDiscard loses power during a discard, or after it, and writes to the same places then: what was discarded may come
+// back if the discard was not acknowledged, and never in the place of what was written later.
+func TestTornDiscard(t *testing.T) {
+	for seed := range uint64(60) {
+		rng := rand.New(rand.NewPCG(seed, 9))
+		disk := newMemFS()
+		o := small(disk)
+		s := open(t, o)
+		old, later, next := random(1, 3*block), random(2, block), random(3, block)
+		require.NoError(t, s.Write(t.Context(), 0, old))
+		require.NoError(t, s.Write(t.Context(), 64<<10, old))
+		torn := seed%2 == 0
+		if torn {
+			disk.mu.Lock()
+			disk.failSync = func(string) error { return errors.New("the power is gone") }
+			disk.mu.Unlock()
+			require.ErrorIs(t, s.Discard(t.Context(), Extent{0, block}, Extent{64 << 10, 3 * block}), ErrFailed)
+		} else {
+			require.NoError(t, s.Discard(t.Context(), Extent{0, block}, Extent{64 << 10, 3 * block}))
+			require.EqualValues(t, 4*block, s.Stats().DiscardedBytes)
+			require.NoError(t, s.Write(t.Context(), 0, later))
+		}
+		disk = disk.after(rng)
+		for range 3 { // and again, after what was written since is durable
+			o.fs = disk
+			s, err := Open("", o)
+			require.NoError(t, err)
+			require.EqualValues(t, 9, s.Generation())
+			requireRead(t, s, block, old[block:])
+			got := make([]byte, block)
+			if err := s.Read(t.Context(), 64<<10, got); err == nil {
+				require.True(t, torn)
+				require.Equal(t, old[:block], got)
+			} else {
+				require.ErrorIs(t, err, ErrNotFound)
+			}
+			if !torn {
+				requireRead(t, s, 0, later)
+			}
+			torn, later = false, next
+			require.NoError(t, s.Write(t.Context(), 0, next))
+			require.NoError(t, s.Discard(t.Context(), Extent{64 << 10, 3 * block}))
+			require.ErrorIs(t, s.Read(t.Context(), 64<<10, got), ErrNotFound)
+			disk = disk.after(rng) // before Close, which ends the log
+			require.NoError(t, s.Close())
+		}
+	}
+}
+
+// TestDiscardsFreeSpace: what was discarded is not carried on by compaction, and counts for nothing.
+func TestDiscardsFreeSpace(t *testing.T) {
+	o := small(newMemFS())
+	o.Compression = CompressOff
+	s := open(t, o)
+	const n, size = 40, 8192
+	for i := range n {
+		require.NoError(t, s.Write(t.Context(), uint64(i*size), random(uint64(i), size)))
+	}
+	full := s.Stats().LiveBytes
+	require.NoError(t, s.Discard(t.Context(), Extent{0, n / 2 * size}, Extent{0, size}, Extent{n * size, size}))
+	require.Less(t, s.Stats().LiveBytes, full*11/20)
+	require.EqualValues(t, n/2*size, s.Stats().DiscardedBytes, "what was there, once")
+	require.NoError(t, s.Discard(t.Context(), Extent{0, o.Size}))
+	require.Zero(t, s.Stats().LiveBytes)
+	require.Zero(t, s.Stats().Extents)
+	require.EqualValues(t, n*size, s.Stats().DiscardedBytes)
+	groups := s.Stats().Groups
+	require.NoError(t, s.Discard(t.Context(), Extent{0, o.Size}))
+	require.Equal(t, groups, s.Stats().Groups, "what is not there costs nothing")
+}
+
 // TestBitFlips turns bits in all files, by one and by sectors, with and without a clean end. What comes back is what
 // was written last, or a miss, or the store does not open; but it is never anything older, and nothing panics.
 func TestBitFlips(t *testing.T) {

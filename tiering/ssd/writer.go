@@ -330,9 +330,14 @@ func (s *Store) apply() {
 	w := &s.w
 	s.index.mu.Lock()
 	defer s.index.mu.Unlock()
+	var gone []piece
 	for _, r := range w.batch {
 		if r.rec.kind == kindDiscard {
+			gone = s.index.overlapping(gone[:0], r.rec.off, r.rec.off+r.rec.length)
 			s.index.replace(r.rec.off, r.rec.off+r.rec.length, nil)
+			for i := range gone {
+				s.stats.discardedBytes.Add(int64(gone[i].length))
+			}
 			s.stats.discards.Add(1)
 			s.stuck.Store(false)
 			if s.waiting.Load() {
