@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -225,6 +226,9 @@ func (a *allocator) step() bool {
 	}
 	head := p.queue[0]
 	enough := p.nfree + p.restingPages() - head.short()
+	if p.cleaning > 0 { // they come free when a disk has been flushed
+		rest, enough = cmp.Or(min(rest, maxRest), maxRest), enough+p.cleaning
+	}
 	p.mu.Unlock()
 	if rest > 0 && rest <= maxRest && enough >= 0 {
 		a.pause(rest)
@@ -489,6 +493,7 @@ func (c *Client) addRegionAs(s *session, given *protocol.Region, second bool, oc
 	}
 	r.second = second
 	r.occupy(occupied)
+	p.watchDirt(r, p.restEnd(c.quarantineMS.Load()))
 	p.add(r)
 	c.cfg.Logger.Debug("region", slog.Uint64("region_id", r.id), slog.Uint64("bytes", r.length))
 	return nil

@@ -80,7 +80,7 @@ func Open(ctx context.Context, cfg Config) (*Client, error) {
 	c := &Client{
 		cfg: cfg, life: life, end: end, addrs: cfg.Addrs,
 		ended: make(chan struct{}), needLink: make(chan struct{}, 1), keepNow: make(chan struct{}, 1), linkChanged: make(chan struct{}),
-		devices: newDevices(&cfg), pool: newPool(cfg.Clock), holds: make(map[*hold]struct{}),
+		devices: newDevices(&cfg), pool: newPool(cfg.Clock, cfg.Discard != nil), holds: make(map[*hold]struct{}),
 	}
 	c.promotions.queue = make(chan promotion, maxPromotions)
 	c.lookups.New = func() any { return new(lookupMsg) }
@@ -93,6 +93,10 @@ func Open(ctx context.Context, cfg Config) (*Client, error) {
 	go c.connector() //nolint:contextcheck // lives as long as the client, not as the call
 	go c.keeper()    //nolint:contextcheck // the same
 	go c.allocator()
+	if cfg.Discard != nil {
+		c.wg.Add(1)
+		go c.discarder() //nolint:contextcheck // lives as long as the client, not as the call
+	}
 	if _, has := ctx.Deadline(); !has {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, cfg.Timeout)

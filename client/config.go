@@ -1,6 +1,7 @@
 package client
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
@@ -92,6 +93,11 @@ type Config struct {
 	OnGrant func(protocol.GrantPush)
 	OnFence func(protocol.FencePush)
 	OnTasks func(protocol.TasksPush)
+	// Discard, if not nil, hears of stretches of the client's regions, but those that are for replicas alone, that hold nothing
+	// any more and that nobody may read any more, and forgets what lies there. Nothing is stored to these until it has returned:
+	// then nothing of it may happen any more, also if it failed or ctx was over. What it did not do it is not asked for again
+	// before something has lain there anew. Calls do not overlap, and have at most maxDiscards stretches. It must not call Close.
+	Discard func(ctx context.Context, list []Unused) error
 	// Timeout bounds a call whose context has no deadline, retries included. 0: DefaultTimeout.
 	Timeout time.Duration
 	// CallTimeout bounds one attempt: a master that does not answer for so long is taken for lost. 0:

@@ -11,6 +11,9 @@ import (
 // pool is this client's share of the pool: its regions and the state of their pages.
 type pool struct {
 	clock func() int64
+	// discards says that dirty pages are discarded, by somebody who listens to dirt.
+	discards bool
+	dirt     chan struct{} // 1: pages may be dirty
 
 	mu      sync.Mutex
 	regions map[uint64]*region
@@ -18,9 +21,11 @@ type pool struct {
 	seconds []*region // those that hold replicas alone
 	nfree   int       // free pages of list
 	busy    int       // pages taken by Put and PutBatch, which come free or used within the time of a call
-	resting []rest
-	queue   []*want
-	kick    chan struct{}
+	// cleaning are those of busy that are being discarded.
+	cleaning int
+	resting  []rest
+	queue    []*want
+	kick     chan struct{}
 	// gone are regions that a REVOKE named before the reply that gave them was read: region id to epoch. It is emptied
 	// whenever the outcomes of all REQUEST_ALLOCs are known, so it stays small.
 	asking int // REQUEST_ALLOCs whose outcomes are not known yet
@@ -42,9 +47,9 @@ type rest struct {
 	run run
 }
 
-func newPool(clock func() int64) *pool {
+func newPool(clock func() int64, discards bool) *pool {
 	return &pool{
-		clock: clock, regions: make(map[uint64]*region), gone: make(map[uint64]uint64),
+		clock: clock, discards: discards, dirt: make(chan struct{}, 1), regions: make(map[uint64]*region), gone: make(map[uint64]uint64),
 		dying: make(map[uint64]*region), kick: make(chan struct{}, 1),
 		sends: make(map[*sending]struct{}),
 	}
@@ -76,21 +81,38 @@ func (p *pool) takeWhere(list []*region, n int, ok func(*region) bool) (run, boo
 		if page < 0 {
 			continue
 		}
-		for i := range n {
-			r.free.remove(page + i)
-		}
-		r.note(page, n)
-		if !r.second {
-			p.nfree -= n
-		}
-		return run{r, page, n}, true
+		return p.takeAt(r, page, n), true
 	}
 	return run{}, false
 }
 
-// release makes pages free.
+// takeAt takes n free pages from one on.
+func (p *pool) takeAt(r *region, page, n int) run {
+	for i := range n {
+		r.free.remove(page + i)
+		if r.dirty != nil {
+			r.dirty.remove(page + i)
+		}
+	}
+	r.note(page, n)
+	if !r.second {
+		p.nfree -= n
+	}
+	return run{r, page, n}
+}
+
+// release makes pages free that something may lie in.
 func (p *pool) release(t run) {
 	if t.n == 0 || t.r.lost != nil {
+		return
+	}
+	p.soil(t)
+	p.free(t)
+}
+
+// free makes pages free.
+func (p *pool) free(t run) {
+	if t.r.lost != nil {
 		return
 	}
 	for i := range t.n {
@@ -136,6 +158,7 @@ func (p *pool) restUntil(t run, due int64) {
 	r := rest{due, t}
 	at, _ := slices.BinarySearchFunc(p.resting, r, func(a, b rest) int { return int(min(max(a.due-b.due, -1), 1)) })
 	p.resting = slices.Insert(p.resting, at, r)
+	p.wakeDiscarder()
 }
 
 // wakeResting releases the pages whose quarantine is over, and returns how long the next one lasts; 0 if there is none.
@@ -475,11 +498,8 @@ func (p *pool) compare(r *region, occupied []uint64, quarantineMS uint64) {
 		}
 		switch {
 		case there.has(page) && r.free.has(page):
-			r.free.remove(page)
+			p.takeAt(r, page, 1)
 			r.used.add(page)
-			if !r.second {
-				p.nfree--
-			}
 		case !there.has(page) && r.used.has(page):
 			p.retire(run{r, page, 1}, quarantineMS)
 		}

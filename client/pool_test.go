@@ -72,7 +72,7 @@ func testRegion(id uint64, n int) *region {
 
 func TestPageStates(t *testing.T) {
 	now := int64(1e9)
-	p := newPool(func() int64 { return now })
+	p := newPool(func() int64 { return now }, false)
 	r := testRegion(1, 8)
 	p.add(r)
 	page := func(key string, at, n, after uint64) *protocol.Page {
@@ -120,7 +120,7 @@ func TestPageStates(t *testing.T) {
 
 func TestReconcileLeavesAloneWhatChangedMeanwhile(t *testing.T) {
 	now := int64(0)
-	p := newPool(func() int64 { return now })
+	p := newPool(func() int64 { return now }, false)
 	r := testRegion(1, 8)
 	p.add(r)
 	gone, _ := p.takeRun(1) // page 0: the master lost it
@@ -161,7 +161,7 @@ func TestReconcileLeavesAloneWhatChangedMeanwhile(t *testing.T) {
 // stores a there again, and only then the answer comes.
 func TestALateAnswerDoesNotFreeAPageThatWasStoredSince(t *testing.T) {
 	now := int64(0)
-	p := newPool(func() int64 { return now })
+	p := newPool(func() int64 { return now }, false)
 	r := testRegion(1, 2)
 	p.add(r)
 	store := func() run {

@@ -32,10 +32,11 @@ type region struct {
 	free    *bitset
 	used    *bitset
 	keys    []uint64      // per page: hash of the key whose entry begins there, or is about to
+	dirty   *bitset       // free pages that have not been discarded; nil if none is to be
 	early   map[int]int64 // taken pages whose entry was freed before its REGISTER was known to have worked: end of rest
 	changed *bitset       // pages whose state changed since the HANDSHAKE in progress was sent; nil if none is
 	since   *bitset       // pages whose state changed since the last HANDSHAKE, while an older REQUEST_ALLOC is not answered; else nil
-	copies  int           // stores that are writing now
+	copies  int           // stores that are writing now, and discards
 	drained chan struct{} // closed when copies reaches 0; nil if nobody waits
 	allocs  int           // open Allocs, whose memory the user may write to at any time
 	idle    chan struct{} // closed when allocs reaches 0 after the region was given up
@@ -47,6 +48,7 @@ type region struct {
 	adopted   bool    // keys of entries that lie there are not known
 	regaining bool    // access is being asked for anew
 	loose     int     // transfers that may still land there, though they have failed
+	readUntil int64   // nothing is discarded before: readers may hold leases of what the region's owner before stored
 }
 
 // newRegion maps a region of pages of pageSize bytes for writing. dev is held by the region from then on.

@@ -15,7 +15,7 @@ import (
 // the same.
 func TestAPageFreedBeforeItsRegisterWasAnsweredRests(t *testing.T) {
 	now := int64(1e9)
-	p := newPool(func() int64 { return now })
+	p := newPool(func() int64 { return now }, false)
 	r := testRegion(1, 4)
 	p.add(r)
 	run, _ := p.takeRun(1)
