@@ -16,6 +16,7 @@ import (
 	"larder/node"
 	"larder/protocol"
 	"larder/server"
+	"larder/tiering/ssd"
 )
 
 // startNode starts a node with memory, and a disk if diskMiB is not 0, that clients reach by transfer alone. It returns a
@@ -27,6 +28,17 @@ func startNode(t *testing.T, s *server.Server, host string, memMiB, diskMiB int)
 
 // startNodeAt is startNode with its disk in a directory.
 func startNodeAt(t *testing.T, s *server.Server, host string, memMiB, diskMiB int, dir string) (stop func(), ids []uint64) {
+	t.Helper()
+	n, stop := runNode(t, s, host, memMiB, diskMiB, dir)
+	status := n.Status()
+	for _, d := range status.Devices {
+		ids = append(ids, d.ID)
+	}
+	return stop, ids
+}
+
+// runNode is startNodeAt for those who look into the node.
+func runNode(t *testing.T, s *server.Server, host string, memMiB, diskMiB int, dir string) (n *node.Node, stop func()) {
 	t.Helper()
 	cfg := node.Config{
 		Masters: []string{s.Addr()}, Host: host, Listen: []string{"127.0.0.1:0"}, DRAM: uint64((memMiB + 2) * mib), NoMap: true,
@@ -51,11 +63,7 @@ func startNodeAt(t *testing.T, s *server.Server, host string, memMiB, diskMiB in
 	}
 	t.Cleanup(stop)
 	require.Eventually(t, func() bool { status := n.Status(); return status.Ready() }, 20*time.Second, 5*time.Millisecond)
-	status := n.Status()
-	for _, d := range status.Devices {
-		ids = append(ids, d.ID)
-	}
-	return stop, ids
+	return n, stop
 }
 
 // text makes n bytes that only this key has.
@@ -103,6 +111,53 @@ func TestWritingThroughToADisk(t *testing.T) {
 		require.Equal(t, items[i].Value, got)
 	}
 	require.Zero(t, c.Stats().RemoteReads, "memory that is mapped costs less than a disk")
+}
+
+// TestWhatIsDeletedLeavesTheDisk: a home discards what it has copied to its own regions and nobody wants any more.
+func TestWhatIsDeletedLeavesTheDisk(t *testing.T) {
+	s := startServer(t, map[string]int{"cxl": 16})
+	n, _ := runNode(t, s, "a", 8, 64, t.TempDir())
+	store := func() *ssd.Stats { return n.Status().Devices[1].Store }
+	c := open(t, s, client.Config{Checksums: true})
+	keys := names("k", 20)
+	copyAll := func() {
+		t.Helper()
+		for _, k := range keys {
+			_, err := c.Put(t.Context(), k, text(k, 100_000))
+			require.NoError(t, err)
+		}
+		_, err := c.Copy(t.Context(), protocol.CopyRequest{Keys: keys, Tier: "ssd", Move: true})
+		require.NoError(t, err)
+		for _, k := range keys {
+			require.Eventually(t, func() bool {
+				l, err := c.Lookup(t.Context(), k)
+				return err == nil && l.Device == n.Status().Devices[1].ID
+			}, 10*time.Second, 5*time.Millisecond)
+		}
+	}
+	copyAll()
+	one := store().LiveBytes / int64(len(keys))
+	require.Positive(t, one)
+	_, err := c.Delete(t.Context(), keys[1:]...)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return store().LiveBytes <= one }, 20*time.Second, 5*time.Millisecond)
+	require.EqualValues(t, 19*100_000, store().DiscardedBytes)
+	for range 3 {
+		copyAll()
+		for _, k := range keys {
+			got, err := c.Get(t.Context(), k, nil)
+			require.NoError(t, err)
+			require.Equal(t, text(k, 100_000), got)
+		}
+		_, err := c.Delete(t.Context(), keys[1:]...)
+		require.NoError(t, err)
+	}
+	require.Eventually(t, func() bool { return store().LiveBytes <= one }, 20*time.Second, 5*time.Millisecond)
+	got, err := c.Get(t.Context(), keys[0], nil)
+	require.NoError(t, err)
+	require.Equal(t, text(keys[0], 100_000), got)
+	require.Zero(t, n.Status().Devices[1].Undiscarded)
+	require.Zero(t, c.Stats().ChecksumFaults+c.Stats().Condemned)
 }
 
 // TestDamageOnADiskIsNoMissForEver: whoever stores a key again whose bytes have rotted finds it free.

@@ -7,7 +7,9 @@ import (
 	"sync"
 	"time"
 
+	"larder/client"
 	"larder/protocol"
+	"larder/tiering/ssd"
 )
 
 // Times of a device's life.
@@ -84,6 +86,12 @@ func (d *device) exposes() bool {
 	return ok
 }
 
+// discards reports whether the medium can forget what lies in an extent.
+func (d *device) discards() bool {
+	_, ok := d.medium.(discarder)
+	return ok
+}
+
 // run leads one life after the other until ctx is over or the medium has failed, which is the error.
 func (d *device) run(ctx context.Context) error {
 	pause := pauseFirst
@@ -130,7 +138,7 @@ func (d *device) live(ctx context.Context) (err error) {
 	d.mu.Unlock()
 	l.s, err = d.n.cfg.open(ctx, &sessionConfig{
 		masters: d.n.cfg.Masters, instance: "node/" + d.n.cfg.Host + "/" + hexID(uuid), engine: d.n.engine,
-		expose: d.exposes(), pageSize: d.n.cfg.PageSize, regionSize: d.n.cfg.RegionSize, logger: d.log,
+		expose: d.exposes(), discards: d.discards(), pageSize: d.n.cfg.PageSize, regionSize: d.n.cfg.RegionSize, logger: d.log,
 	}, d)
 	if err != nil {
 		return err
@@ -191,6 +199,23 @@ func (d *device) fence(ctx context.Context, p *protocol.FencePush) error {
 	}
 	d.counts.fenced.Add(1)
 	return nil
+}
+
+// discard has the medium forget stretches of regions of this home's own. What is not granted any more is left out.
+func (d *device) discard(ctx context.Context, list []client.Unused) error {
+	d.mu.Lock()
+	g := d.grants
+	d.mu.Unlock()
+	m, ok := d.medium.(discarder)
+	if g == nil || !ok {
+		return errNotHere
+	}
+	refused, err := g.discard(list, func(extents []ssd.Extent) error { return m.discard(ctx, extents) })
+	if err != nil {
+		refused = len(list)
+	}
+	d.counts.undiscarded.Add(uint64(refused))
+	return err
 }
 
 // own returns the grants of the device, if that is the one that is meant.

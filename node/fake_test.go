@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -72,6 +73,18 @@ func (m *masters) last() *fakeSession {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.sessions[len(m.sessions)-1]
+}
+
+// of is the session of the device with a uuid.
+func (m *masters) of(uuid string) *fakeSession {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, s := range m.sessions {
+		if strings.HasSuffix(s.cfg.instance, uuid) {
+			return s
+		}
+	}
+	return nil
 }
 
 // expire ends a session; its client opens another one by itself.

@@ -7,7 +7,9 @@ import (
 	"slices"
 	"sync"
 
+	"larder/client"
 	"larder/protocol"
+	"larder/tiering/ssd"
 )
 
 // Reasons why a grant is refused. The leader tells the owner, who asks again.
@@ -33,6 +35,9 @@ type grant struct {
 	offset, length uint64
 	buffer         buffer
 	endpoint       protocol.Endpoint
+
+	discards int           // extents that are being discarded under it; under grants.mu
+	idle     chan struct{} // closed when discards reaches 0; nil if nobody waits; under grants.mu
 }
 
 // overlaps reports whether two extents have bytes in common.
@@ -171,6 +176,10 @@ func (g *grants) settle(ctx context.Context, meant func(*grant) bool) error {
 	g.mu.Unlock()
 	var errs []error
 	for _, x := range waiting {
+		if err := g.awaitDiscards(ctx, x); err != nil {
+			errs = append(errs, fmt.Errorf("node: region %d: bytes are still being discarded: %w", x.region, err))
+			continue
+		}
 		if err := x.buffer.Retire(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("node: region %d: %w", x.region, err))
 			continue
@@ -180,6 +189,64 @@ func (g *grants) settle(ctx context.Context, meant func(*grant) bool) error {
 		g.mu.Unlock()
 	}
 	return errors.Join(errs...)
+}
+
+// discard has forget forget stretches of regions, each under the region's grant of its epoch: whoever takes that back waits
+// for the end. Stretches without such a grant are left out; it returns how many those are.
+func (g *grants) discard(list []client.Unused, forget func([]ssd.Extent) error) (refused int, err error) {
+	held, extents := g.hold(list)
+	defer g.letGo(held)
+	if len(extents) > 0 {
+		err = forget(extents)
+	}
+	return len(list) - len(extents), err
+}
+
+// hold begins discards, and says where on the device they are.
+func (g *grants) hold(list []client.Unused) (held []*grant, extents []ssd.Extent) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, u := range list {
+		x := g.live[u.Region]
+		if x == nil || x.epoch != u.Epoch || u.Offset > x.length || u.Length > x.length-u.Offset {
+			continue
+		}
+		x.discards++
+		held, extents = append(held, x), append(extents, ssd.Extent{Off: x.offset + u.Offset, Len: u.Length})
+	}
+	return held, extents
+}
+
+// letGo ends them.
+func (g *grants) letGo(held []*grant) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, x := range held {
+		if x.discards--; x.discards == 0 && x.idle != nil {
+			close(x.idle)
+			x.idle = nil
+		}
+	}
+}
+
+// awaitDiscards waits until nothing is discarded under a grant that was taken back.
+func (g *grants) awaitDiscards(ctx context.Context, x *grant) error {
+	g.mu.Lock()
+	if x.discards == 0 {
+		g.mu.Unlock()
+		return nil
+	}
+	if x.idle == nil {
+		x.idle = make(chan struct{})
+	}
+	idle := x.idle
+	g.mu.Unlock()
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err() //nolint:wrapcheck // the caller says which region
+	}
 }
 
 // count says how many regions are granted, and of how many bytes may still land after they were taken back.

@@ -10,7 +10,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"larder/client"
 	"larder/protocol"
+	"larder/tiering/ssd"
 )
 
 // fakeBuffer retires when its writer has let go of it.
@@ -89,6 +91,83 @@ func TestGrantOfALaterEpochEndsTheEarlier(t *testing.T) {
 	require.True(t, r.buffers[2].retired)
 	_, err = g.grant(t.Context(), push(1, 3, 0))
 	require.ErrorIs(t, err, errFenced)
+}
+
+// unused is a stretch of a region.
+func unused(region, epoch, offset, length uint64) client.Unused {
+	return client.Unused{Region: region, Epoch: epoch, Offset: offset, Length: length}
+}
+
+func TestDiscardsNeedAGrantOfTheirEpoch(t *testing.T) {
+	g := newGrants((&registry{}).register)
+	_, err := g.grant(t.Context(), push(1, 5, 1000))
+	require.NoError(t, err)
+	_, err = g.grant(t.Context(), push(2, 6, 3000))
+	require.NoError(t, err)
+	var got []ssd.Extent
+	forget := func(list []ssd.Extent) error {
+		got = list
+		return nil
+	}
+	refused, err := g.discard([]client.Unused{
+		unused(1, 5, 0, 10), unused(1, 4, 10, 10), unused(1, 6, 20, 10), unused(2, 6, 90, 10), unused(2, 6, 91, 10),
+		unused(1, 5, 101, 0), unused(1, 5, 1, 1<<64-1), unused(3, 5, 0, 10),
+	}, forget)
+	require.NoError(t, err)
+	require.Equal(t, []ssd.Extent{{Off: 1000, Len: 10}, {Off: 3090, Len: 10}}, got)
+	require.Equal(t, 6, refused)
+
+	_, err = g.grant(t.Context(), push(1, 7, 1000)) // the same place is somebody else's
+	require.NoError(t, err)
+	require.NoError(t, g.fence(t.Context(), 2, 6))
+	got = nil
+	refused, err = g.discard([]client.Unused{unused(1, 5, 0, 10), unused(2, 6, 0, 10)}, forget)
+	require.NoError(t, err)
+	require.Equal(t, 2, refused)
+	require.Empty(t, got)
+	failure := errors.New("the disk is gone")
+	_, err = g.discard([]client.Unused{unused(1, 7, 0, 10)}, func([]ssd.Extent) error { return failure })
+	require.ErrorIs(t, err, failure)
+	require.NoError(t, g.close(t.Context()))
+	refused, err = g.discard([]client.Unused{unused(1, 7, 0, 10)}, forget)
+	require.NoError(t, err)
+	require.Equal(t, 1, refused)
+}
+
+func TestFenceWaitsForDiscards(t *testing.T) {
+	r := &registry{}
+	g := newGrants(r.register)
+	_, err := g.grant(t.Context(), push(1, 5, 0))
+	require.NoError(t, err)
+	begun, end, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = g.discard([]client.Unused{unused(1, 5, 0, 10), unused(1, 5, 20, 10)}, func([]ssd.Extent) error {
+			close(begun)
+			<-end
+			return nil
+		})
+	}()
+	<-begun
+	short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, g.fence(short, 1, 5), context.DeadlineExceeded)
+	require.False(t, r.buffers[0].retired)
+	short, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	_, err = g.grant(short, push(2, 6, 50))
+	require.ErrorIs(t, err, errUnsettled, "nor is the place another's")
+	fenced := make(chan error, 1)
+	go func() { fenced <- g.fence(t.Context(), 1, 5) }()
+	close(end)
+	require.NoError(t, <-fenced)
+	<-ended
+	require.True(t, r.buffers[0].retired)
+	_, err = g.grant(t.Context(), push(2, 6, 50))
+	require.NoError(t, err)
+	live, retiring := g.count()
+	require.Equal(t, 1, live)
+	require.Zero(t, retiring)
 }
 
 func TestFence(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 
 	"larder/cxl"
 	"larder/protocol"
+	"larder/tiering/ssd"
 	"larder/transfer"
 )
 
@@ -38,6 +39,12 @@ type medium interface {
 	failed() <-chan error
 	// close gives the medium up. With leak its memory stays mapped: somebody may still write to it.
 	close(leak bool) error
+}
+
+// discarder is a medium on which it costs something that bytes are kept which nobody wants.
+type discarder interface {
+	// discard forgets extents of the device. Nothing of it happens after it has returned.
+	discard(ctx context.Context, extents []ssd.Extent) error
 }
 
 // Reasons why a device cannot be used. Compare with errors.Is.

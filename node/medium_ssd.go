@@ -33,7 +33,7 @@ type ssdMedium struct {
 	cfg    SSD
 	logger *slog.Logger
 	store  *ssd.Store
-	seen   atomic.Pointer[ssd.Store] // the same, for statistics
+	seen   atomic.Pointer[ssd.Store] // the same, for statistics and discards, which come from other goroutines
 	uuid   [16]byte
 	broken chan error // 1: why the store stopped
 }
@@ -139,6 +139,11 @@ func (d *ssdMedium) stats() *ssd.Stats {
 		return &s
 	}
 	return nil
+}
+
+// discard implements discarder. The store stays open as long as a grant is held.
+func (d *ssdMedium) discard(ctx context.Context, extents []ssd.Extent) error {
+	return d.note(d.seen.Load().Discard(ctx, extents...))
 }
 
 // note tells of a store that has stopped.

@@ -73,6 +73,7 @@ func (e emitter) device(d *DeviceStatus) {
 		{"copied_bytes_total", "Bytes copied by tasks.", d.CopiedBytes},
 		{"copies_skipped_total", "Entries of tasks that were gone, had changed, or were there already.", d.Skipped},
 		{"copies_failed_total", "Entries of tasks that could not be read or written.", d.FailedCopies},
+		{"undiscarded_total", "Free stretches of own regions that could not be discarded: the next write replaces them.", d.Undiscarded},
 	} {
 		e.send(prometheus.CounterValue, v.name, v.help, float64(v.value))
 	}
@@ -98,6 +99,8 @@ func (e emitter) store(s *ssd.Stats) {
 		{"ssd_read_bytes_total", "Bytes read.", s.ReadBytes},
 		{"ssd_writes_total", "Records written.", s.Writes},
 		{"ssd_written_bytes_total", "Bytes written, before compression.", s.WrittenBytes},
+		{"ssd_discards_total", "Records of discards written, compaction's included.", s.Discards},
+		{"ssd_discarded_bytes_total", "Bytes forgotten since nobody wants them any more, before compression.", s.DiscardedBytes},
 		{"ssd_stored_bytes_total", "Bytes of payload written, compaction's included.", s.StoredBytes},
 		{"ssd_syncs_total", "Flushes of the disk.", s.Syncs},
 		{"ssd_compactions_total", "Segments emptied.", s.Compactions},

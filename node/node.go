@@ -100,6 +100,7 @@ func (n *Node) Close() error {
 type deviceCounts struct {
 	attached, granted, refused, fenced, leaked atomic.Uint64
 	copied, skipped, failedCopies, copiedBytes atomic.Uint64
+	undiscarded                                atomic.Uint64
 }
 
 func (c *deviceCounts) add(got *copied) {
@@ -140,6 +141,7 @@ type DeviceStatus struct {
 	Skipped       uint64 `json:"tasks_skipped_total"`
 	FailedCopies  uint64 `json:"tasks_failed_total"`
 	CopiedBytes   uint64 `json:"tasks_copied_bytes_total"`
+	Undiscarded   uint64 `json:"undiscarded_total"` // free stretches that keep their bytes until they are written to
 
 	Store *ssd.Stats `json:"store,omitempty"` // of an SSD
 }
@@ -187,6 +189,7 @@ func (d *device) present() (DeviceStatus, *grants) {
 		Session: d.session, Attached: c.attached.Load(), Grants: c.granted.Load(), GrantsRefused: c.refused.Load(),
 		Fences: c.fenced.Load(), Leaked: c.leaked.Load(), Copied: c.copied.Load(), Skipped: c.skipped.Load(),
 		FailedCopies: c.failedCopies.Load(), CopiedBytes: c.copiedBytes.Load(),
+		Undiscarded: c.undiscarded.Load(),
 	}
 	if d.why != nil {
 		s.Why = d.why.Error()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"larder/client"
 	"larder/cxl"
 	"larder/protocol"
 	"larder/transfer"
@@ -105,6 +106,55 @@ func TestRegionsAreWrittenByTheirOwnersAlone(t *testing.T) {
 			require.ErrorIs(t, err, errNotHere)
 		})
 	}
+}
+
+// TestFreePagesAreDiscarded: bytes of a region that the home says are free are forgotten, and those that are written there
+// afterwards, or by whoever owns the region next, are not.
+func TestFreePagesAreDiscarded(t *testing.T) {
+	m := newMasters(t)
+	n, _ := m.start(Config{DRAM: 8 * mib, SSD: []SSD{{Dir: filepath.Join(t.TempDir(), "ssd"), Size: 16 * mib}}})
+	ready(t, n)
+	disk := n.Status().Devices[1]
+	d, p, s := m.device(disk.UUID), newPeer(t), m.of(disk.UUID)
+	require.True(t, s.cfg.discards)
+	w, err := grantOf(t, s, &d, 1, 7, region, mib)
+	require.NoError(t, err)
+	old, later := bytes.Repeat([]byte{7}, 8192), bytes.Repeat([]byte{8}, 8192)
+	for at := range uint64(4) {
+		require.NoError(t, p.do(transfer.Write, &w, region+at*8192, old))
+	}
+	require.NoError(t, s.h.discard(t.Context(), []client.Unused{unused(1, 7, 0, 8192), unused(1, 7, 2*8192, 8192), unused(1, 6, 8192, 8192)}))
+	for at, there := range []bool{false, true, false, true} {
+		got, err := p.read(&d.ready.Endpoint, region+uint64(at)*8192, 8192)
+		if there {
+			require.NoError(t, err)
+			require.Equal(t, old, got)
+		} else {
+			require.ErrorIs(t, err, transfer.ErrMissing)
+		}
+	}
+	store := n.Status().Devices[1].Store
+	require.EqualValues(t, 2*8192, store.DiscardedBytes)
+	require.EqualValues(t, 2, store.Extents)
+	require.EqualValues(t, 1, n.Status().Devices[1].Undiscarded)
+
+	require.NoError(t, p.do(transfer.Write, &w, region, later))
+	got, err := p.read(&d.ready.Endpoint, region, 8192)
+	require.NoError(t, err)
+	require.Equal(t, later, got)
+	require.NoError(t, s.h.fence(t.Context(), &protocol.FencePush{RegionID: 1, Epoch: 7, Device: d.id}))
+	w, err = grantOf(t, s, &d, 2, 8, region, mib)
+	require.NoError(t, err)
+	require.NoError(t, p.do(transfer.Write, &w, region, later))
+	require.NoError(t, s.h.discard(t.Context(), []client.Unused{unused(1, 7, 0, mib)}), "it comes late")
+	got, err = p.read(&d.ready.Endpoint, region, 8192)
+	require.NoError(t, err)
+	require.Equal(t, later, got)
+	require.EqualValues(t, 2, n.Status().Devices[1].Undiscarded)
+
+	memory := m.of(n.Status().Devices[0].UUID)
+	require.False(t, memory.cfg.discards)
+	require.ErrorIs(t, memory.h.discard(t.Context(), nil), errNotHere)
 }
 
 func TestNewLeaderIsToldAnew(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 
+	"larder/client"
 	"larder/protocol"
 	"larder/transfer"
 )
@@ -43,6 +44,9 @@ type home interface {
 	grant(ctx context.Context, p *protocol.GrantPush) (protocol.Endpoint, error)
 	// fence returns when nothing lands in a region any more, of an epoch or those before it.
 	fence(ctx context.Context, p *protocol.FencePush) error
+	// discard forgets what lies in stretches of regions of the session's own, which the masters know to be free, and which it
+	// does not write to until it has returned. Nothing of it happens after that.
+	discard(ctx context.Context, list []client.Unused) error
 	// work says that there are tasks. It must not block.
 	work()
 }
@@ -53,6 +57,7 @@ type sessionConfig struct {
 	instance   string
 	engine     *transfer.Engine
 	expose     bool // the device is the masters' own
+	discards   bool // home.discard is wanted
 	pageSize   uint64
 	regionSize uint64
 	logger     *slog.Logger

@@ -25,12 +25,16 @@ type clientSession struct {
 // openClient implements opener.
 func openClient(ctx context.Context, cfg *sessionConfig, h home) (session, error) {
 	s := &clientSession{h: h, logger: cfg.logger, ready: make(chan struct{})}
-	c, err := client.Open(ctx, client.Config{
+	ccfg := client.Config{
 		Addrs: cfg.masters, Instance: cfg.instance, PageSize: cfg.pageSize, RegionSize: cfg.regionSize, Transfer: cfg.engine,
 		Home: true, Logger: cfg.logger,
 		OnSession: func(bool) { s.connected() }, OnGrant: s.onGrant, OnFence: s.onFence,
 		OnTasks: func(protocol.TasksPush) { h.work() },
-	})
+	}
+	if cfg.discards {
+		ccfg.Discard = h.discard
+	}
+	c, err := client.Open(ctx, ccfg)
 	if err != nil {
 		close(s.ready)
 		return nil, err //nolint:wrapcheck // says what to do
