@@ -116,7 +116,8 @@ func TestWritingThroughToADisk(t *testing.T) {
 // TestWhatIsDeletedLeavesTheDisk: a home discards what it has copied to its own regions and nobody wants any more.
 func TestWhatIsDeletedLeavesTheDisk(t *testing.T) {
 	s := startServer(t, map[string]int{"cxl": 16})
-	n, _ := runNode(t, s, "a", 8, 64, t.TempDir())
+	dir := t.TempDir()
+	n, stop := runNode(t, s, "a", 8, 64, dir)
 	store := func() *ssd.Stats { return n.Status().Devices[1].Store }
 	c := open(t, s, client.Config{Checksums: true})
 	keys := names("k", 20)
@@ -158,6 +159,13 @@ func TestWhatIsDeletedLeavesTheDisk(t *testing.T) {
 	require.Equal(t, text(keys[0], 100_000), got)
 	require.Zero(t, n.Status().Devices[1].Undiscarded)
 	require.Zero(t, c.Stats().ChecksumFaults+c.Stats().Condemned)
+
+	stop()
+	_, err = c.Delete(t.Context(), keys[0])
+	require.NoError(t, err)
+	n, _ = runNode(t, s, "a", 8, 64, dir)
+	require.Eventually(t, func() bool { return store().LiveBytes == 0 }, 20*time.Second, 5*time.Millisecond,
+		"what came free meanwhile")
 }
 
 // TestDamageOnADiskIsNoMissForEver: whoever stores a key again whose bytes have rotted finds it free.

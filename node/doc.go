@@ -21,6 +21,12 @@
 // and before, is answered when nothing lands there any more, and is remembered: nothing is registered under such an epoch
 // again. What the leader asks for twice is done once.
 //
+// # What is free
+//
+// A disk keeps what nobody wants until it is told. The home's client says which pages of its own regions are free, and writes
+// nothing there until they have been discarded. That is done under the region's grant: whatever takes the grant back waits for
+// it, as it does for writes, and what is asked for under another epoch is refused.
+//
 // # Tiering work
 //
 // A worker asks for tasks and copies their entries to the device, in chunks, each under leases that the leader grants with the
