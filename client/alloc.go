@@ -19,6 +19,8 @@ const (
 	allocWait = 2 * time.Second
 	// maxRest is how long the allocator waits for pages in quarantine rather than have more evicted: a lease.
 	maxRest = 500 * time.Millisecond
+	// homeRest is the same for a device's home: nobody waits for its copies, and what it evicted for them would be gone.
+	homeRest = 5 * time.Second
 	// stuckPause is how long the allocator waits, when the pool has no victim, for this client's own stores in progress
 	// to make some.
 	stuckPause = 5 * time.Millisecond
@@ -230,7 +232,11 @@ func (a *allocator) step() bool {
 		rest, enough = cmp.Or(min(rest, maxRest), maxRest), enough+p.cleaning
 	}
 	p.mu.Unlock()
-	if rest > 0 && rest <= maxRest && enough >= 0 {
+	patience := maxRest
+	if a.c.cfg.Home {
+		patience = homeRest
+	}
+	if rest > 0 && rest <= patience && enough >= 0 {
 		a.pause(rest)
 		return true
 	}
@@ -446,9 +452,14 @@ func (c *Client) addRegion(s *session, given *protocol.Region) error {
 	return c.addRegionAs(s, given, false, nil)
 }
 
-// addRegionAs is addRegion of a region that is for replicas alone, if second, or in which entries lie: occupied has the
-// offset and the length of each.
-func (c *Client) addRegionAs(s *session, given *protocol.Region, second bool, occupied []uint64) error {
+// inherited is what is known of a region that an earlier session had.
+type inherited struct {
+	occupied []uint64 // by entries: offset, length, offset, length ...
+	restMS   uint64   // how long readers may hold leases of what has gone from there
+}
+
+// addRegionAs is addRegion of a region that is for replicas alone, if second, or that is taken over, if from is not nil.
+func (c *Client) addRegionAs(s *session, given *protocol.Region, second bool, from *inherited) error {
 	p := c.pool
 	if given.PageSize == 0 {
 		given.PageSize = c.cfg.PageSize
@@ -492,8 +503,11 @@ func (c *Client) addRegionAs(s *session, given *protocol.Region, second bool, oc
 		return nil
 	}
 	r.second = second
-	r.occupy(occupied)
-	p.watchDirt(r, p.restEnd(c.quarantineMS.Load()))
+	if from != nil {
+		r.occupy(from.occupied)
+		p.restFree(r, from.restMS)
+	}
+	p.watchDirt(r)
 	p.add(r)
 	c.cfg.Logger.Debug("region", slog.Uint64("region_id", r.id), slog.Uint64("bytes", r.length))
 	return nil

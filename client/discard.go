@@ -26,12 +26,12 @@ type Unused struct {
 // have had it before. Dirty pages are given out as others are; those that are being discarded are not, so that nothing is
 // written to them meanwhile. All of this is for clients with a Config.Discard alone; others have no dirty pages.
 
-// watchDirt begins to note which pages of a region are dirty. Readers may still look there until due.
-func (p *pool) watchDirt(r *region, due int64) {
+// watchDirt begins to note which pages of a region are dirty.
+func (p *pool) watchDirt(r *region) {
 	if !p.discards {
 		return
 	}
-	r.dirty, r.readUntil = newBitset(len(r.keys), false), due
+	r.dirty = newBitset(len(r.keys), false)
 	for page := r.free.next(0); page >= 0; page = r.free.next(page + 1) {
 		r.dirty.add(page)
 	}
@@ -69,9 +69,9 @@ func (p *pool) takeDirty() (runs []run) {
 	if len(p.queue) > 0 {
 		return nil
 	}
-	now, left := p.clock(), max(p.nfree/2, 1)
+	left := max(p.nfree/2, 1)
 	for _, r := range p.list {
-		if r.dirty == nil || r.readUntil > now {
+		if r.dirty == nil {
 			continue
 		}
 		for r.dirty.count > 0 && left > 0 && len(runs) < maxDiscards {

@@ -95,8 +95,9 @@ func (c *Client) tellSession(fresh bool) {
 	})
 }
 
-// adopt makes the regions of a device's home its own again, which it had in an earlier session: their entries stay.
-func (c *Client) adopt(s *session, owned []protocol.OwnedRegion) {
+// adopt makes the regions of a device's home its own again, which it had in an earlier session: their entries stay. What has
+// gone from there meanwhile may have been read until a moment ago: free pages rest for restMS first.
+func (c *Client) adopt(s *session, owned []protocol.OwnedRegion, restMS uint64) {
 	defer c.pool.adopts(-1)
 	for i := range owned {
 		o := &owned[i]
@@ -104,7 +105,7 @@ func (c *Client) adopt(s *session, owned []protocol.OwnedRegion) {
 			c.returnRegion(s, o.Region) // it is of no use to who asks for other pages
 			continue
 		}
-		if err := c.addRegionAs(s, &o.Region, false, o.Occupied); err != nil {
+		if err := c.addRegionAs(s, &o.Region, false, &inherited{o.Occupied, restMS}); err != nil {
 			c.cfg.Logger.Warn("cannot take a region over", slog.Uint64("region_id", o.RegionID), slog.Any("error", err))
 		}
 	}

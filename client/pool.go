@@ -161,6 +161,21 @@ func (p *pool) restUntil(t run, due int64) {
 	p.wakeDiscarder()
 }
 
+// restFree puts all free pages of a region that is about to be added into quarantine for ms milliseconds.
+func (p *pool) restFree(r *region, ms uint64) {
+	if ms == 0 {
+		return
+	}
+	due := p.restEnd(ms)
+	for page := r.free.first(); page >= 0; page = r.free.first() {
+		n := r.free.end(page) - page
+		for i := range n {
+			r.free.remove(page + i)
+		}
+		p.restUntil(run{r, page, n}, due)
+	}
+}
+
 // wakeResting releases the pages whose quarantine is over, and returns how long the next one lasts; 0 if there is none.
 func (p *pool) wakeResting() time.Duration {
 	now := p.clock()

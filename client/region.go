@@ -48,7 +48,6 @@ type region struct {
 	adopted   bool    // keys of entries that lie there are not known
 	regaining bool    // access is being asked for anew
 	loose     int     // transfers that may still land there, though they have failed
-	readUntil int64   // nothing is discarded before: readers may hold leases of what the region's owner before stored
 }
 
 // newRegion maps a region of pages of pageSize bytes for writing. dev is held by the region from then on.

@@ -285,7 +285,8 @@ func (c *Client) beginSession(cn *conn, reply *protocol.HandshakeReply, sentAt i
 	c.spawn(func() { c.putKept(s) })
 	if c.cfg.Home && len(reply.Regions) > 0 {
 		c.pool.adopts(1)
-		if !c.spawn(func() { c.adopt(s, reply.Regions) }) { // a node grants itself access, by the connection that is being made
+		// In the background: a node grants itself access, by the connection that is being made.
+		if !c.spawn(func() { c.adopt(s, reply.Regions, reply.QuarantineMS) }) {
 			c.pool.adopts(-1)
 		}
 		return
