@@ -2,8 +2,10 @@ package integration
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -148,18 +150,16 @@ func TestLeaderChangesUnderNodes(t *testing.T) {
 	require.Equal(t, before.UUID, d.Device("dram").UUID, "its session goes on")
 }
 
-// demoted waits until nothing is being copied any more that fills the memory of a node.
-func demoted(t *testing.T, d *cluster.Donor) {
+// demoted waits until so many entries have been copied to a node's disk, and all that was to be copied with them: tasks are
+// carried out beside each other, and what is colder may come later.
+func demoted(t *testing.T, c *cluster.Cluster, d *cluster.Donor, want int) {
 	t.Helper()
-	last, quiet := uint64(0), 0
-	cluster.Within(t, "end of demotion", func() error {
-		if n := d.Device("ssd").Copied; n != last {
-			last, quiet = n, 0
-		} else {
-			quiet++
+	cluster.Within(t, "demotion", func() error {
+		if n := d.Device("ssd").Copied; n < uint64(max(want, 0)) { //nolint:gosec // positive
+			return fmt.Errorf("%d of %d copied", n, want)
 		}
-		if quiet < 25 { // half a second, in which the leader looks five times
-			return fmt.Errorf("%d copied, and more to come", last)
+		if tasks := c.Ctl("tasks", "--json"); strings.Contains(tasks, `"waiting"`) || strings.Contains(tasks, `"running"`) {
+			return errors.New(tasks)
 		}
 		return nil
 	})
@@ -173,10 +173,12 @@ func TestWhatIsEvictedIsReadFromDisk(t *testing.T) {
 	id := d.Device("dram").ID
 	x := c.Open(client.Config{Device: id, NoPromote: true})
 	reader := c.Open(client.Config{Device: id, NoPromote: true})
-	const parts, each = 16, 512 // of 8 MiB
+	const parts, each, fit = 32, 256, 2048 // parts of 4 MiB, of which eight fit the memory
+	const ahead = 128                      // a client has as many pages as that freed before it needs them
 	for i := range parts {
 		cluster.Fill(t, x, fmt.Sprintf("part%d", i), each, cluster.PageSize)
-		demoted(t, d)
+		// What has been evicted, and what the next part evicts: less than the coldest 30%, which are to have copies.
+		demoted(t, c, d, (i+1)*each-fit+ahead+each)
 	}
 	where := map[uint64]int{}
 	for i := range parts {
