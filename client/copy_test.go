@@ -2,6 +2,7 @@ package client
 
 import (
 	"bytes"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -186,15 +187,48 @@ func TestAValueThatTheLeaderWantsFasterIsPromoted(t *testing.T) {
 			f.do(func() { f.entries["far0"].Value.(*fakeEntry).promote = true })
 			c := f.open(t, nil)
 			read(t, c)
-			require.EqualValues(t, 1, c.Stats().NotPromoted, "it has no page, and none is asked for")
-			require.Zero(t, f.count(protocol.TypeRequestAlloc))
-			put(t, c, "a", 4096)
-			read(t, c)
 			require.Eventually(t, func() bool { return slices.Equal(f.locations("far0"), []uint64{2, 1}) }, 5*time.Second, time.Millisecond)
 			clear(n.mem)
 			requireValue(t, c, "far0", 4096) // the copy is read from now on
 			require.Eventually(t, func() bool { return c.Stats().Promoted == 1 }, 5*time.Second, time.Millisecond)
 		})
+	}
+}
+
+// An entry that is promoted into a full tier takes the place of one that is cold, and that lies below, too. Where there is none
+// it is let be, and nothing is asked for a while.
+func TestAPromotionTakesThePlaceOfWhatLiesBelow(t *testing.T) {
+	f := newFake(t, 16*4096, 1)
+	f.features, f.restMS = protocol.FeatureCopies, 20
+	laid(f.addNode(t, "ssd", 1<<20), 2, 4096)
+	f.do(func() {
+		for _, k := range []string{"far0", "far1"} {
+			f.entries[k].Value.(*fakeEntry).promote = true
+		}
+	})
+	c := f.open(t, nil)
+	for i := range 16 {
+		put(t, c, fmt.Sprint("own", i), 4096)
+	}
+	declined := func() uint64 { return c.Stats().NotPromoted }
+	requireValue(t, c, "far0", 4096)
+	require.Eventually(t, func() bool { return declined() == 1 }, 5*time.Second, time.Millisecond)
+	asked := f.count(protocol.TypeRequestAlloc)
+	requireValue(t, c, "far0", 4096)
+	require.EqualValues(t, 2, declined(), "at once")
+	f.do(func() {
+		x := f.entries["own3"].Value.(*fakeEntry)
+		x.copies = []protocol.Location{f.entries["far1"].Value.(*fakeEntry).loc}
+	})
+	c.promotions.rests.Store(0)
+	requireValue(t, c, "far0", 4096)
+	require.Eventually(t, func() bool { return slices.Equal(f.locations("far0"), []uint64{2, 1}) }, 5*time.Second, time.Millisecond)
+	require.Equal(t, []uint64{2}, f.locations("own3"))
+	require.Equal(t, asked+1, f.count(protocol.TypeRequestAlloc))
+	for i := range 16 {
+		if i != 3 {
+			requireValue(t, c, fmt.Sprint("own", i), 4096)
+		}
 	}
 }
 

@@ -51,7 +51,7 @@ type Stats struct {
 
 	Copied       uint64 // copies of entries that CopyIn and promotions have added
 	Promoted     uint64 // of those, the ones that the leader wanted when the entry was read
-	NotPromoted  uint64 // wishes of that kind that were declined: there was no free page, or too much to do
+	NotPromoted  uint64 // wishes of that kind that were declined: there was no room, or too much to do
 	Replicas     uint64 // copies that were stored together with their entries
 	LayersSent   uint64 // layers of values sent to Receivers
 	RemoteReads  uint64 // values read from devices that are not mapped here

@@ -533,6 +533,12 @@ func (f *fake) alloc(cn *fakeConn, p []byte) []byte {
 		return rep.Append(nil)
 	}
 	rep.Phase = 1
+	if r.Promote {
+		if page, ok := f.fall(cn); ok {
+			rep.Evicted = append(rep.Evicted, page)
+			return rep.Append(nil)
+		}
+	}
 	if !r.Evict {
 		return protocol.AppendErrorReply(nil, &protocol.Error{Code: protocol.CodeNoSpace})
 	}
@@ -567,6 +573,20 @@ func (f *fake) alloc(cn *fakeConn, p []byte) []byte {
 		return protocol.AppendErrorReply(nil, &protocol.Error{Code: protocol.CodeNoSpace})
 	}
 	return rep.Append(nil)
+}
+
+// fall has the coldest entry of a client that has a copy leave its page.
+func (f *fake) fall(cn *fakeConn) (protocol.Page, bool) {
+	for e := f.order.Front(); e != nil; e = e.Next() {
+		if x := e.Value.(*fakeEntry); x.owner == cn.sess && len(x.copies) > 0 && !x.busy() {
+			page := protocol.Page{
+				Key: []byte(x.key), RegionID: x.loc.RegionID, KVOffset: x.loc.KVOffset, KVLength: x.loc.KVLength, FreeAfterMS: f.restMS,
+			}
+			x.loc, x.copies = x.copies[0], x.copies[1:]
+			return page, true
+		}
+	}
+	return protocol.Page{}, false
 }
 
 // empty drops all entries of a region, unless one is leased.

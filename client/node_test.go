@@ -119,7 +119,7 @@ func (f *fake) pick(r *protocol.AllocRequest) *fakeNode {
 	for _, n := range f.nodes {
 		s := -1
 		switch {
-		case n.next+r.Size > uint64(len(n.mem)), r.Device != 0 && r.Device != n.id:
+		case n.next+r.Size > uint64(len(n.mem)), r.Device != 0 && r.Device != n.id, r.Promote && n.tier == slowTier:
 			continue
 		case slices.Contains(r.Avoid, n.name) || slices.Contains(r.Avoid, fmt.Sprint("#", n.id)):
 			s = -20

@@ -188,7 +188,7 @@ type storeOp struct {
 	of      []CopyItem // per item, the entry that it is a copy of; nil for new entries
 	skips   []bool     // per item, whether the leader said that there is nothing to copy
 	skipped []bool     // of which skips is a part
-	spare   bool       // take pages that are free, and do without if there are none
+	spare   bool       // take pages that nobody misses, and do without if there are none
 	exists  keysMsg
 }
 
@@ -321,7 +321,7 @@ func (op *storeOp) round(ctx context.Context, s *session) error {
 		w.keys, w.same = nil, 0 // that they are held is known
 	}
 	if op.spare {
-		if !c.pool.takeFast(w) {
+		if !c.takeFast(ctx, s, w) {
 			op.todo = op.todo[:0]
 			return nil
 		}

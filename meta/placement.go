@@ -9,6 +9,9 @@ import (
 // mayUse reports whether the instance can be given a region of a device at all. Devices that nodes serve are for clients
 // that can write by transfer, those of the slowest tier for requests that name it, or the device.
 func (p *planner) mayUse(d *device) bool {
+	if p.req.Promote && tierRank(d.Tier) == tierRank("ssd") {
+		return false
+	}
 	if p.req.Device != 0 {
 		return uint64(d.id) == p.req.Device && d.mode == DeviceServing && !d.draining
 	}

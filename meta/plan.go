@@ -87,6 +87,9 @@ func (r *Reading) PlanAlloc(id SessionID, req *protocol.AllocRequest, g Guard, l
 	if plan := p.prepare(); plan.Kind != 0 {
 		return plan
 	}
+	if req.Promote {
+		return p.promotion()
+	}
 	steps := []func() AllocPlan{p.reserved, p.freeSpace, p.ownEntries, p.departed, p.others}
 	if req.Whole {
 		steps = []func() AllocPlan{p.reserved, p.freeSpace, p.ownWhole, p.departed, p.others}
@@ -138,7 +141,7 @@ func (p *planner) prepare() AllocPlan {
 	}
 	p.run = max(1, req.RunPages)
 	p.need = req.NeedPages
-	if len(req.Keys) > 0 {
+	if len(req.Keys) > 0 && !req.Promote {
 		return p.walkKeys(size)
 	}
 	p.sizes(size)
@@ -541,6 +544,39 @@ func (w *victimWalk) withCopies(part *partition) {
 		}
 		return policy.Take
 	})
+}
+
+// promotion makes room for a copy, in a faster tier, of what the instance has just read: from free space, or else from the
+// coldest of its own entries that are served elsewhere, too, and fall to that. Nobody waits for it, nothing is lost by it, and
+// what is to lie on several nodes stays on as many.
+func (p *planner) promotion() AllocPlan {
+	if plan := p.freeSpace(); plan.Kind != 0 {
+		return plan
+	}
+	looked := 0
+	if part := p.m.partitionOf(p.s, p.pageSize, ClassNormal); part != nil {
+		part.victims(p.at.now, func(s Slot) policy.Verdict {
+			if looked++; looked > copyWindow || len(p.cmd.Victims) > 0 {
+				return policy.Stop
+			}
+			if p.mayFall(s) {
+				p.cmd.Victims = append(p.cmd.Victims, Victim{s, p.m.table.at(s).birth})
+			}
+			return policy.Skip
+		})
+	}
+	if len(p.cmd.Victims) > 0 {
+		return p.command(1)
+	}
+	return refuse(protocol.CodeNoSpace, "no entry of this instance that is cold in a faster tier has a copy in a slower one")
+}
+
+// mayFall reports whether an entry may leave a faster tier for one that is promoted. It takes up as much, so that its pages are
+// the run that is needed.
+func (p *planner) mayFall(s Slot) bool {
+	x := p.m.table.at(s)
+	return p.m.servedCopy(x) != 0 && x.want == 0 && !p.m.regionOf(x).slow() && p.pagesOf(x) >= p.run && p.evictable(s) &&
+		!p.g.Touched(s)
 }
 
 // copies offers the copies in the instance's regions of entries whose primaries lie elsewhere: nothing is lost with them.

@@ -20,7 +20,7 @@ import (
 //	tenant NAME [guarantee=PAGES] [bytes=N] [max-pins=N]
 //	                                          its limits, anew; bytes are added to the guarantee
 //	open NAME [tenant=T]                      a session for an instance
-//	alloc NAME need=N | size=N [whole] [keys=(a,b)] [free=N] [evict=false] [last] [on=D]
+//	alloc NAME need=N | size=N [whole] [keys=(a,b)] [free=N] [evict=false] [last] [on=D] [promote]
 //	                                          plan a REQUEST_ALLOC, and log what the plan says
 //	register NAME region=R page=N KEY ... [hash=(h,parent,index)] [group=(member,members)] [model=M] [ttl=MS] [touch]
 //	         [replicas=N] [copy]              KEYs go to pages N, N+1, ...
@@ -285,6 +285,9 @@ func (s *script) scriptAlloc(t *testing.T, d *datadriven.TestData) string {
 		Size: s.arg(t, d, "size") * scriptPage, PageSize: scriptPage, NeedPages: s.arg(t, d, "need"),
 		RunPages: s.arg(t, d, "run"), FreePages: s.arg(t, d, "free"), Whole: d.HasArg("whole"), Evict: true,
 		Device: s.arg(t, d, "on"),
+	}
+	if req.Promote = d.HasArg("promote"); req.Promote {
+		req.Evict = false
 	}
 	d.MaybeScanArgs(t, "evict", &req.Evict)
 	if d.HasArg("keys") {

@@ -19,6 +19,7 @@ func (m *AllocRequest) Append(b []byte) []byte {
 	e.optStrs("near", m.Near)
 	e.optStrs("avoid", m.Avoid)
 	e.optUint("device", m.Device)
+	e.optBool("promote", m.Promote)
 	e.close(s)
 	return e.b
 }
@@ -72,6 +73,8 @@ func (m *AllocRequest) decodePlace(d *dec, name []byte) {
 		m.Avoid = d.strs(m.Avoid, MaxPlaces, MaxNameBytes)
 	case "device":
 		m.Device = d.uint()
+	case "promote":
+		m.Promote = d.bool()
 	default:
 		d.mutation(name, &m.Mutation)
 	}

@@ -263,6 +263,7 @@ type AllocRequest struct {
 	Near       []string // "near": hosts, NUMA nodes (host/0) or devices (#3) preferred, the first most; at most MaxPlaces
 	Avoid      []string // "avoid": those to be used only if nothing else will do
 	Device     uint64   // "device": the only one that will do; 0 = any
+	Promote    bool     // "promote": for a copy in a faster tier, without Evict; see docs/TIERS.md
 }
 
 // AllocReply answers it. Exactly one of these happened: a region was given (Region.Length > 0), pages were

@@ -28,7 +28,7 @@ func (d *demand) add(bytes uint64, now int64) uint64 {
 // what is colder. The caller holds state for reading, mu and the leases.
 func (m *Master) takeEarly(g *group, r *request, data []byte, now int64) []byte {
 	s := m.sessions[r.key.session]
-	if m.cfg.RevokeWatermark == 0 || s == nil || now < m.leases.grace {
+	if m.cfg.RevokeWatermark == 0 || s == nil || now < m.leases.grace || r.alloc.Promote { // who would do without
 		return data
 	}
 	cmd := &r.plan.Cmd

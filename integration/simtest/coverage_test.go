@@ -57,6 +57,7 @@ type coverage struct {
 	Attached         uint64            `json:"devices_attached"`
 	Copied           uint64            `json:"copies_registered"`
 	Promoted         uint64            `json:"promotions"`
+	MadeRoom         uint64            `json:"promotions_made_room"`
 	Torn             uint64            `json:"copies_torn"`
 	FellOver         uint64            `json:"reads_of_another_copy"`
 	Hidden           uint64            `json:"entries_hidden_and_back"`
@@ -117,7 +118,7 @@ func (v *coverage) fields() []*uint64 {
 		&v.Late, &v.GenerationMisses, &v.PagesWritten, &v.PagesRead, &v.Regions, &v.Phases[0], &v.Phases[1], &v.Phases[2],
 		&v.Phases[3], &v.Sessions, &v.SessionsLost, &v.Resumed, &v.Suspended, &v.Disowned, &v.Retries, &v.Unknown,
 		&v.Revokes, &v.Freed, &v.ViewsGood, &v.ViewsVoid, &v.Renewals, &v.RenewalsRefused, &v.RenewalsLate,
-		&v.Attached, &v.Copied, &v.Promoted, &v.Torn, &v.FellOver, &v.Hidden, &v.Grants, &v.Fences,
+		&v.Attached, &v.Copied, &v.Promoted, &v.MadeRoom, &v.Torn, &v.FellOver, &v.Hidden, &v.Grants, &v.Fences,
 		&v.NamesTold, &v.NamesCompacted,
 	}
 }
@@ -135,6 +136,7 @@ func (v *coverage) never() (names []string) {
 		{"renewals too late", v.RenewalsLate},
 		{"copies", v.Copied},
 		{"promotions", v.Promoted},
+		{"promotions that had room made", v.MadeRoom},
 		{"copies torn", v.Torn},
 		{"reads of another copy", v.FellOver},
 		{"entries hidden", v.Hidden},
@@ -168,8 +170,9 @@ func (v *coverage) String() string {
 		v.GenerationMisses, v.Revokes, v.Freed, v.Sessions, v.SessionsLost, v.Resumed, v.Unknown, v.Disowned)
 	fmt.Fprintf(&b, "%d views good, %d void, %d renewals, %d refused, %d too late\n", v.ViewsGood, v.ViewsVoid, v.Renewals,
 		v.RenewalsRefused, v.RenewalsLate)
-	fmt.Fprintf(&b, "%d devices attached, %d copies, %d promotions, %d copies torn, %d reads of another copy, %d entries hidden or "+
-		"back, %d grants, %d fences\n", v.Attached, v.Copied, v.Promoted, v.Torn, v.FellOver, v.Hidden, v.Grants, v.Fences)
+	fmt.Fprintf(&b, "%d devices attached, %d copies, %d promotions (%d times room was made), %d copies torn, %d reads of another "+
+		"copy, %d entries hidden or back, %d grants, %d fences\n", v.Attached, v.Copied, v.Promoted, v.MadeRoom, v.Torn, v.FellOver,
+		v.Hidden, v.Grants, v.Fences)
 	fmt.Fprintf(&b, "%d changes of names told, %d watches begun anew\n", v.NamesTold, v.NamesCompacted)
 	line := func(name string, m map[string]uint64) {
 		fmt.Fprintf(&b, "%s:", name)

@@ -315,7 +315,6 @@ func (c *client) acquire(p *proc, ss *csession, key string, n int) (t run, found
 // alloc makes one REQUEST_ALLOC.
 func (c *client) alloc(p *proc, ss *csession, key string, n int, whole bool) (found bool, e *protocol.Error) {
 	c.allocating = true
-	c.pool.asking++
 	defer func() {
 		c.allocating = false
 		c.wakeAll()
@@ -335,7 +334,13 @@ func (c *client) alloc(p *proc, ss *csession, key string, n int, whole bool) (fo
 	} else {
 		req.NeedPages = uint64(n)
 	}
-	var rep protocol.AllocReply
+	rep, e := c.request(p, ss, req)
+	return e == nil && len(rep.Found) == 1 && rep.Found[0], e
+}
+
+// request sends a REQUEST_ALLOC and enters into the books what it brings.
+func (c *client) request(p *proc, ss *csession, req *protocol.AllocRequest) (rep protocol.AllocReply, e *protocol.Error) {
+	c.pool.asking++
 	told := func() {
 		if c.pool.asking--; c.pool.asking == 0 {
 			clear(c.pool.gone)
@@ -364,15 +369,15 @@ func (c *client) alloc(p *proc, ss *csession, key string, n int, whole bool) (fo
 	e = c.mutate(p, ss, m)
 	c.s.cover.op("alloc", e)
 	if m.left {
-		return false, e
+		return rep, e
 	}
 	defer told()
 	if e != nil {
-		return false, e
+		return rep, e
 	}
 	c.s.cover.Phases[min(rep.Phase, 3)]++
 	c.takeIn(p, ss, &rep)
-	return len(rep.Found) == 1 && rep.Found[0], nil
+	return rep, nil
 }
 
 // takeIn enters what a REQUEST_ALLOC brought into the books.

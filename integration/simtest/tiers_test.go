@@ -440,11 +440,20 @@ func (c *client) registerCopy(p *proc, ss *csession, t run, entry protocol.Regis
 	}
 }
 
-// promote copies what was read to a free page, where that is faster.
+// promote copies what was read to a free page, or to that of an entry that lies below, too, where that is faster.
 func (c *client) promote(p *proc, r *protocol.LookupResult, key string, version uint64) {
 	ss := c.sess
 	n := int((r.KVLength + pageSize - 1) / pageSize)
 	t, ok := c.pool.take(n)
+	if !ok && c.node == nil {
+		_, e := c.request(p, ss, &protocol.AllocRequest{
+			InstanceID: c.instance, PageSize: pageSize, Size: 8 * pageSize, NeedPages: uint64(n), RunPages: uint64(n), Promote: true,
+		})
+		if e == nil {
+			c.s.cover.MadeRoom++
+			t, ok = c.pool.take(n)
+		}
+	}
 	if !ok {
 		return
 	}
