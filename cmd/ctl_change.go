@@ -384,8 +384,18 @@ func printSettings(c *call, s *server.SettingsView) error {
 		[2]string{"min region age", millis(int64(s.MinRegionAgeMS))}, //nolint:gosec // a duration
 		[2]string{"tier low", fmt.Sprintf("%d%%", s.TierLow)},
 		[2]string{"promote after", fmt.Sprintf("%d uses", s.PromoteAfter)},
+		[2]string{"promote most", limitText(s.PromoteMost, "")},
+		[2]string{"promote rate", limitText(s.PromoteRate, "/s")},
 		[2]string{"cluster version", strconv.FormatUint(uint64(s.Version), 10)},
 	)
+}
+
+// limitText is a number of bytes, per something, of which 0 means any.
+func limitText(n uint64, per string) string {
+	if n == 0 {
+		return "no limit"
+	}
+	return bytesText(n) + per
 }
 
 // ctlPolicySet is larder ctl policy set.
@@ -398,6 +408,8 @@ type ctlPolicySet struct {
 	MinRegionAge          *time.Duration `help:"Age before which a live client's region is not taken from it."`
 	TierLow               *uint64        `help:"Percent of a device in use from which on its cold end is copied to a slower tier; 100: never."`
 	PromoteAfter          *uint64        `help:"Uses of an entry in the slowest tier after which readers put a copy in a faster one; 0: never."`
+	PromoteMost           *server.Size   `help:"Bytes of the largest entry of which readers do that; 0: no limit."`
+	PromoteRate           *server.Size   `help:"Bytes per second that each client is asked to copy so; 0: no limit."`
 }
 
 // Run implements the command.
@@ -410,6 +422,7 @@ func (p *ctlPolicySet) Run(c *call) error {
 	in.PageSize, in.RegionSize = (*uint64)(p.PageSize), (*uint64)(p.RegionSize)
 	in.MaxRegionsPerInstance = p.MaxRegionsPerInstance
 	in.TierLow, in.PromoteAfter = p.TierLow, p.PromoteAfter
+	in.PromoteMost, in.PromoteRate = (*uint64)(p.PromoteMost), (*uint64)(p.PromoteRate)
 	if in == (server.PolicyRequest{}) {
 		return usageError(errors.New("policy set: name a policy or an option to change"))
 	}

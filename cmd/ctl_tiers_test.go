@@ -46,6 +46,9 @@ func TestCopyingNeedsANode(t *testing.T) {
 	require.Contains(t, c.ctl(t, exitFailed, "tasks", "cancel", "7"), "larder ctl tasks")
 	require.Regexp(t, `tier low +80%`, c.ctl(t, exitDone, "policy", "set", "--tier-low", "80"))
 	require.Regexp(t, `promote after +0 uses`, c.ctl(t, exitDone, "policy", "set", "--promote-after", "0"))
+	text := c.ctl(t, exitDone, "policy", "set", "--promote-rate", "1MiB", "--promote-most", "0")
+	require.Regexp(t, `promote most +no limit`, text)
+	require.Regexp(t, `promote rate +1.0 MiB/s`, text)
 }
 
 func TestWhatADrainWaitsForIsTold(t *testing.T) {

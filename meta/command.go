@@ -713,6 +713,9 @@ func (s *Settings) appendTo(b []byte) []byte {
 	if s.Version >= VersionTiers {
 		b = binary.AppendUvarint(binary.AppendUvarint(b, s.TierLow), s.PromoteAfter)
 	}
+	if s.Version >= VersionPromotion {
+		b = binary.AppendUvarint(binary.AppendUvarint(b, s.PromoteMost), s.PromoteRate)
+	}
 	return b
 }
 
@@ -724,6 +727,10 @@ func (s *Settings) decode(d *decoder) {
 	s.TierLow, s.PromoteAfter = defaultTierLow, defaultPromoteAfter
 	if s.Version >= VersionTiers {
 		s.TierLow, s.PromoteAfter = d.uvarint(), d.uvarint()
+	}
+	s.PromoteMost, s.PromoteRate = defaultPromoteMost, defaultPromoteRate
+	if s.Version >= VersionPromotion {
+		s.PromoteMost, s.PromoteRate = d.uvarint(), d.uvarint()
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -258,5 +259,5 @@ func TestOpenRefusesALaterVersion(t *testing.T) {
 	p.m.changed(&p.m.set)
 	p.flush()
 	_, err := Open(p.store)
-	require.ErrorContains(t, err, "version is 4, this binary supports up to 3: run a newer one")
+	require.ErrorContains(t, err, fmt.Sprintf("version is %d, this binary supports up to %d: run a newer one", ClusterVersion+1, ClusterVersion))
 }

@@ -279,6 +279,10 @@ func (m *Machine) addCopy(slot Slot, r *region, offset uint64) {
 		r.take(x, offset)
 		p := m.addPlace(slot, r, offset, m.head.births)
 		if r.rank() < m.regionOf(x).rank() {
+			if m.regionOf(x).slow() {
+				m.stats.Promoted++
+				m.stats.PromotedSize += uint64(x.length)
+			}
 			m.raise(slot, x, p)
 		} else {
 			m.chain(x, p)

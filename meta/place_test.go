@@ -410,6 +410,22 @@ func TestBeforeTiers(t *testing.T) {
 	p.rebuilt()
 }
 
+// Settings that a version has brought are what they always were before it, on every member and in its records.
+func TestSettingsOfLaterVersions(t *testing.T) {
+	p := newPool(t)
+	s := DefaultSettings()
+	s.Version, s.PromoteMost, s.PromoteRate = VersionTiers, 1, 2
+	p.apply(Header{}, &SetSettings{s})
+	require.EqualValues(t, 64<<20, p.m.Settings().PromoteMost)
+	require.EqualValues(t, 256<<20, p.m.Settings().PromoteRate)
+	p.rebuilt()
+	s.Version = VersionPromotion
+	p.apply(Header{}, &SetSettings{s})
+	require.Equal(t, s, p.m.Settings())
+	p.m = p.rebuilt()
+	require.Equal(t, s, p.m.Settings())
+}
+
 // What was to be copied to a device that has lost its bytes, or is gone, is not any more; elsewhere it is.
 func TestRetireCancelsTasks(t *testing.T) {
 	p := newTiered(t)

@@ -146,12 +146,13 @@ func (m *Machine) LocationIn(s Slot, id RegionID, l *Location) (found bool) {
 	return found
 }
 
-// Wanted reports whether the entry of a taken slot should get a copy in a faster tier: it lies in the slowest alone, and
-// has been used there often enough. Members may differ in what they know of that.
+// Wanted reports whether the entry of a taken slot should get a copy in a faster tier: it lies in the slowest alone, is not
+// too large, and has been used there often enough. Members may differ in what they know of that.
 func (m *Machine) Wanted(s Slot) bool {
 	x := m.table.at(s)
-	after := m.settings.PromoteAfter
-	if after == 0 || uint64(x.used) < after || !m.regionOf(x).slow() || m.settings.Version < VersionTiers {
+	after, most := m.settings.PromoteAfter, m.settings.PromoteMost
+	if after == 0 || uint64(x.used) < after || !m.regionOf(x).slow() || m.settings.Version < VersionTiers ||
+		most != 0 && uint64(x.length) > most {
 		return false
 	}
 	p := m.servedCopy(x)
@@ -413,6 +414,8 @@ type counters struct {
 	Touched      uint64          // uses
 	Removed      [Reasons]uint64 // entries, by reason
 	Copied       uint64          // copies registered
+	Promoted     uint64          // of them, those of entries that lay in the slowest tier alone, in a faster one
+	PromotedSize uint64          // bytes of these
 	Fallen       uint64          // entries whose primary went while a copy stayed
 	Evictions    [4]uint64       // entries, by REQUEST_ALLOC's phase; kept in the store
 	Allocs       [4]uint64       // REQUEST_ALLOCs carried out, by phase

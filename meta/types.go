@@ -120,12 +120,20 @@ type Settings struct {
 	MinRegionAgeMS        uint64 // a live client's region is not taken before it is this old
 	TierLow               uint64 // percent of a device in use from which on its cold end is copied to a slower tier; 100 = never
 	PromoteAfter          uint64 // uses in the slowest tier after which an entry is wanted in a faster one; 0 = never
+	PromoteMost           uint64 // bytes of the largest entry that is; 0 = no limit
+	PromoteRate           uint64 // bytes per second for which each client is asked that; 0 = no limit
 }
 
 // Defaults of settings that VersionTiers has brought.
 const (
 	defaultTierLow      = 70
 	defaultPromoteAfter = 2
+)
+
+// Defaults of settings that VersionPromotion has brought.
+const (
+	defaultPromoteMost = 64 << 20
+	defaultPromoteRate = 256 << 20
 )
 
 // Versions of commands and formats that the cluster may be raised to, see Settings.Version.
@@ -137,8 +145,10 @@ const (
 	VersionTenants = 2
 	// VersionTiers has devices with homes, copies, tasks, and names.
 	VersionTiers = 3
+	// VersionPromotion has settings that bound promotions.
+	VersionPromotion = 4
 	// ClusterVersion is the newest that this binary speaks.
-	ClusterVersion = VersionTiers
+	ClusterVersion = VersionPromotion
 )
 
 // DefaultSettings returns the settings that a pool begins with.
@@ -146,6 +156,7 @@ func DefaultSettings() Settings {
 	return Settings{
 		Version: VersionFirst, Policy: "lru", PageSize: 64 << 10, RegionSize: 64 << 20, MinRegionAgeMS: 5000,
 		TierLow: defaultTierLow, PromoteAfter: defaultPromoteAfter,
+		PromoteMost: defaultPromoteMost, PromoteRate: defaultPromoteRate,
 	}
 }
 

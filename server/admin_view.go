@@ -33,6 +33,8 @@ type SettingsView struct {
 	MinRegionAgeMS        uint64 `json:"min_region_age_ms"`
 	TierLow               uint64 `json:"tier_low"`      // percent
 	PromoteAfter          uint64 `json:"promote_after"` // uses
+	PromoteMost           uint64 `json:"promote_most"`  // bytes
+	PromoteRate           uint64 `json:"promote_rate"`  // bytes per second
 }
 
 // settingsView converts settings.

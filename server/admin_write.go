@@ -102,6 +102,8 @@ type PolicyRequest struct {
 	MinRegionAgeMS        *uint64 `json:"min_region_age_ms,omitempty"`
 	TierLow               *uint64 `json:"tier_low,omitempty"`      // percent
 	PromoteAfter          *uint64 `json:"promote_after,omitempty"` // uses
+	PromoteMost           *uint64 `json:"promote_most,omitempty"`  // bytes
+	PromoteRate           *uint64 `json:"promote_rate,omitempty"`  // bytes per second
 }
 
 func (r *adminCall) setPolicy() (any, error) {
@@ -133,6 +135,9 @@ func (p *PolicyRequest) check(s meta.Settings) error {
 	if s.TierLow > 100 {
 		return badRequest("tier_low: %d is no percentage", s.TierLow)
 	}
+	if s.Version < meta.VersionPromotion && (p.PromoteMost != nil || p.PromoteRate != nil) {
+		return badRequest("promote_most, promote_rate: they need cluster version %d: larder ctl upgrade", meta.VersionPromotion)
+	}
 	return nil
 }
 
@@ -152,6 +157,8 @@ func (p *PolicyRequest) apply(s *meta.Settings) {
 		{p.MinRegionAgeMS, &s.MinRegionAgeMS},
 		{p.TierLow, &s.TierLow},
 		{p.PromoteAfter, &s.PromoteAfter},
+		{p.PromoteMost, &s.PromoteMost},
+		{p.PromoteRate, &s.PromoteRate},
 	} {
 		if f.from != nil {
 			*f.to = *f.from

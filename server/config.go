@@ -72,6 +72,8 @@ type Config struct {
 
 	TierLow      int    `yaml:"tier_low" help:"Percent of a device in use from which on its cold end is copied to a slower tier, in a new pool; 100: never."`
 	PromoteAfter uint64 `yaml:"promote_after" help:"Uses of an entry in the slowest tier after which readers put a copy in a faster one, in a new pool; 0: never."`
+	PromoteMost  Size   `yaml:"promote_most" help:"Bytes of the largest entry of which readers do that, in a new pool; 0: no limit."`
+	PromoteRate  Size   `yaml:"promote_rate" help:"Bytes per second that each client is asked to copy so, in a new pool; 0: no limit."`
 
 	MaxConnections   int           `yaml:"max_connections" help:"Client connections; more are refused."`
 	HandshakeTimeout time.Duration `yaml:"handshake_timeout" help:"How long a new connection may stay silent."`
@@ -157,6 +159,8 @@ func Default() Config {
 		MinRegionAge:      5 * time.Second,
 		TierLow:           70,
 		PromoteAfter:      2,
+		PromoteMost:       64 << 20,
+		PromoteRate:       256 << 20,
 		MaxConnections:    16384,
 		HandshakeTimeout:  10 * time.Second,
 		WriteTimeout:      10 * time.Second,

@@ -33,6 +33,7 @@ type Counters struct {
 	NameWatches         atomic.Int64  // WATCH_NAMES that wait
 	RegionsFenced       atomic.Int64  // regions of ended sessions whose processes may still write
 	FreedPushed         atomic.Uint64 // pages
+	PromotionsPaced     atomic.Uint64 // reads of what was wanted in a faster tier, of clients that had promoted enough for now
 	DemotedBytes        atomic.Uint64 // that finished tasks have copied to slower tiers
 	SessionsExpired     atomic.Uint64
 	SessionsFenced      atomic.Uint64 // processes proven dead

@@ -71,6 +71,7 @@ func (m *metrics) collectCounters(e emitter, c *Counters) {
 		{"revokes_sent_total", "Requests to clients to give up a region, repetitions included.", c.RevokesSent.Load()},
 		{"freed_pages_pushed_total", "Pages that owners were told are free.", c.FreedPushed.Load()},
 		{"fences_sent_total", "Requests to homes of devices to fence a region, repetitions included.", c.FencesSent.Load()},
+		{"promotions_paced_total", "Reads of what was wanted in a faster tier, of clients at their rate.", c.PromotionsPaced.Load()},
 		{"demoted_bytes_total", "Bytes that were copied to slower tiers ahead of eviction, by tasks that are done.", c.DemotedBytes.Load()},
 		{"sessions_expired_total", "Sessions that ended for want of a heartbeat.", c.SessionsExpired.Load()},
 		{"sessions_fenced_total", "Sessions whose process was proven dead.", c.SessionsFenced.Load()},
@@ -231,6 +232,8 @@ func (m *metrics) collectIndex(e emitter, s *Status) {
 	}
 	m.collectDevices(e, s)
 	e.counter("copies_registered_total", "Copies of entries registered.", x.Copied)
+	e.counter("promotions_total", "Entries of the slowest tier that were copied to a faster one.", x.Promoted)
+	e.counter("promoted_bytes_total", "Bytes of these.", x.PromotedSize)
 	e.counter("entries_fallen_total", "Entries whose primary location went while a copy stayed.", x.Fallen)
 	for _, reason := range removalReasons {
 		e.counter("entries_removed_total", "Entries that left the index.", x.Removed[reason], "reason", reason.String())

@@ -55,7 +55,7 @@ func (m *Master) mutate(c *Client, sc *scratch, h protocol.Header, payload, out 
 	case protocol.TypeRequestAlloc:
 		return m.requestAlloc(c, h, payload, out, now)
 	case protocol.TypeRegister, protocol.TypeBatchRegister:
-		err = m.decodeRegister(&sc.register, h.Type, payload)
+		err = m.decodeRegister(c, &sc.register, h.Type, payload, now)
 		mut, cmd = sc.register.Mutation, &meta.Register{Context: sc.register.Context, Entries: sc.register.Entries}
 	case protocol.TypeDelete, protocol.TypeBatchDelete:
 		cmd, err = m.deleteCommand(sc, h.Type, payload)
@@ -125,7 +125,7 @@ func (m *Master) deleteCommand(sc *scratch, t protocol.Type, payload []byte) (me
 
 // decodeRegister reads a REGISTER, whose copies need a cluster version that has them. Without it no replicas are
 // remembered either, which nobody was promised.
-func (m *Master) decodeRegister(req *protocol.RegisterRequest, t protocol.Type, payload []byte) error {
+func (m *Master) decodeRegister(c *Client, req *protocol.RegisterRequest, t protocol.Type, payload []byte, now int64) error {
 	if err := req.DecodeAs(payload, t); err != nil {
 		return err
 	}
@@ -139,6 +139,9 @@ func (m *Master) decodeRegister(req *protocol.RegisterRequest, t protocol.Type, 
 			req.Entries[i].Replicas = 0
 		}
 		return nil
+	}
+	if err == nil {
+		m.copying(c, req.Entries, now)
 	}
 	return err
 }

@@ -211,7 +211,7 @@ func (m *Master) serveLookup(c *Client, h protocol.Header, payload, out []byte, 
 	releases := len(req.Release) > 0
 	m.state.RLock()
 	at := m.reading(c, now)
-	hits := m.findAll(c, sc, &at)
+	hits := m.findAll(c, sc, &at, now)
 	if at.Ahead() {
 		m.state.RUnlock()
 		return out, m.stamp(c, &at)
@@ -268,9 +268,10 @@ func (m *Master) presentMS() uint64 {
 }
 
 // findAll looks the keys up and fills in results and slots; it returns how many were found. The caller holds state.
-func (m *Master) findAll(c *Client, sc *scratch, at *meta.Reading) (hits int) {
+func (m *Master) findAll(c *Client, sc *scratch, at *meta.Reading, now int64) (hits int) {
 	sc.results, sc.copies = sc.results[:0], sc.copies[:0]
 	copies := c.copies.Load()
+	ready := copies && m.mayPromote(c, now)
 	sc.slots = at.FindAll(c.tenantID(m), sc.lookup.Keys, sc.lookup.StopAtMiss, sc.slots[:0])
 	var l meta.Location
 	for _, slot := range sc.slots {
@@ -282,17 +283,17 @@ func (m *Master) findAll(c *Client, sc *scratch, at *meta.Reading) (hits int) {
 		m.machine.Location(slot, &l)
 		sc.results = append(sc.results, protocol.LookupResult{Found: true, Location: l.Wire()})
 		if copies {
-			m.findCopies(sc, slot)
+			m.findCopies(sc, slot, ready)
 		}
 	}
 	return hits
 }
 
 // findCopies adds to the last of the results where else the entry of a slot lies, and whether that should be in a faster
-// tier. The caller holds state.
-func (m *Master) findCopies(sc *scratch, slot meta.Slot) {
+// tier, of a client that may be asked to copy it there if ready. The caller holds state.
+func (m *Master) findCopies(sc *scratch, slot meta.Slot, ready bool) {
 	r := &sc.results[len(sc.results)-1]
-	r.Promote = m.machine.Wanted(slot)
+	r.Promote = m.wanted(slot, ready)
 	if m.machine.Copies(slot) {
 		sc.places = m.machine.Locations(slot, sc.places[:0])
 		first := len(sc.copies)

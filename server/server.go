@@ -476,6 +476,7 @@ func (s *Server) seed(ctx context.Context) error {
 		set.MaxRegionsPerInstance = s.cfg.MaxRegionsPerInstance
 		set.MinRegionAgeMS = uint64(s.cfg.MinRegionAge / time.Millisecond)        //nolint:gosec // checked by Validate
 		set.TierLow, set.PromoteAfter = uint64(s.cfg.TierLow), s.cfg.PromoteAfter //nolint:gosec // a percentage
+		set.PromoteMost, set.PromoteRate = uint64(s.cfg.PromoteMost), uint64(s.cfg.PromoteRate)
 		if _, err := s.do(ctx, &meta.SetSettings{Settings: set}); err != nil {
 			return fmt.Errorf("server: seed the pool's settings: %w", err)
 		}

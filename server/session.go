@@ -23,6 +23,7 @@ type session struct {
 	home     bool         // of a device
 	seen     atomic.Int64 // when the client was heard from
 	ended    atomic.Bool
+	promotes pace
 
 	// Guarded by Master.mu.
 	clients []*Client

@@ -194,6 +194,115 @@ func TestAnEntryThatIsWantedInAFasterTierIsPromoted(t *testing.T) {
 	require.Equal(t, ssd.device, hit.Copies[0].Device)
 }
 
+// promotable has an entry on the SSD used so often that it is wanted in a faster tier.
+func promotable(r *rig, ssd *testNode, c *testClient, key string) {
+	r.t.Helper()
+	ssd.storeOn(ssd.device, key, 1)
+	for range 2 {
+		require.True(r.t, c.lookup(key + "0")[0].Found)
+		r.alive(time.Second, c, ssd.testClient) // uses go into the log
+	}
+}
+
+// promoteTo registers a copy of what a lookup found.
+func (c *testClient) promoteTo(region protocol.Region, page uint64, key string, found *protocol.LookupResult) {
+	c.r.t.Helper()
+	req := c.registration(region, page, key)
+	req.Entries[0].Copy, req.Entries[0].Of = true, found.Version
+	var reply protocol.RegisterReply
+	b := c.call(protocol.TypeBatchRegister, req.AppendAs(nil, protocol.TypeBatchRegister))
+	require.NoError(c.r.t, reply.DecodeAs(b, protocol.TypeBatchRegister))
+	require.True(c.r.t, reply.Results[0].IsNew)
+}
+
+// settings changes those of a rig in the newest version.
+func (r *rig) settings(change func(s *meta.Settings)) {
+	r.t.Helper()
+	s := r.m.machine.Settings()
+	s.Version = meta.ClusterVersion
+	change(&s)
+	r.do(&meta.SetSettings{Settings: s})
+}
+
+func TestWhatIsTooLargeIsNotPromoted(t *testing.T) {
+	r, dram, ssd, c := twoTiers(t)
+	promotable(r, ssd, c, "k")
+	require.True(t, c.lookup("k0")[0].Promote)
+	r.alive(time.Second, c, dram.testClient, ssd.testClient)
+	r.settings(func(s *meta.Settings) { s.PromoteMost = testPage - 1 })
+	require.False(t, c.lookup("k0")[0].Promote)
+	r.settings(func(s *meta.Settings) { s.PromoteMost = testPage })
+	require.True(t, c.lookup("k0")[0].Promote)
+	r.settings(func(s *meta.Settings) { s.PromoteMost = 0 })
+	require.True(t, c.lookup("k0")[0].Promote)
+}
+
+// A client that copies to faster tiers in excess of its rate is not asked for more until that has passed; others are.
+func TestPromotionsArePaced(t *testing.T) {
+	r, dram, ssd, c := twoTiers(t)
+	other := r.remote("other", "h3")
+	all := []*testClient{c, other, dram.testClient, ssd.testClient}
+	r.settings(func(s *meta.Settings) { s.PromoteRate = testPage / 4 })
+	for _, key := range []string{"k", "l"} {
+		promotable(r, ssd, c, key)
+		r.alive(time.Second, all...)
+	}
+	a := c.alloc(protocol.AllocRequest{Size: testPage, PageSize: testPage})
+	require.NoError(t, a.Err())
+	for range 3 { // to be asked costs nothing
+		require.True(t, c.lookup("l0")[0].Promote)
+	}
+	hit := c.lookup("k0")[0]
+	require.True(t, hit.Promote)
+	c.promoteTo(a.Region, 0, "k0", &hit)
+	require.EqualValues(t, 1, r.m.machine.Stats().Promoted)
+	require.EqualValues(t, testPage, r.m.machine.Stats().PromotedSize)
+
+	require.False(t, c.lookup("l0")[0].Promote, "4 seconds' worth")
+	require.EqualValues(t, 1, r.m.n.PromotionsPaced.Load())
+	require.True(t, other.lookup("l0")[0].Promote)
+	r.alive(2*time.Second, all...)
+	require.False(t, c.lookup("l0")[0].Promote)
+	r.alive(time.Second+time.Millisecond, all...)
+	require.True(t, c.lookup("l0")[0].Promote, "it may be a second ahead")
+	r.settings(func(s *meta.Settings) { s.PromoteRate = 0 })
+	require.True(t, c.lookup("l0")[0].Promote)
+}
+
+func TestTheCostOfACopy(t *testing.T) {
+	require.EqualValues(t, time.Second, costOf(5, 5))
+	require.EqualValues(t, 250*time.Millisecond, costOf(1<<20, 4<<20))
+	require.EqualValues(t, time.Minute, costOf(1<<32, 1), "at most")
+	require.EqualValues(t, time.Minute, costOf(1<<63, 2))
+	require.Zero(t, costOf(1<<32, 0))
+}
+
+// A client whose fast tier is full is given a page of a cold entry that lies below, too, and never another's, nor one that
+// would be lost.
+func TestAPromotionEvictsWhatLiesBelow(t *testing.T) {
+	r, dram, ssd, c := twoTiers(t)
+	r.settings(func(s *meta.Settings) { s.TierLow = 100 })
+	region := c.store("k", 8)
+	r.alive(3*time.Second, c, dram.testClient, ssd.testClient) // a new leader takes all for leased
+	ask := func(pages uint64) protocol.AllocReply {
+		return c.alloc(protocol.AllocRequest{PageSize: testPage, NeedPages: pages, RunPages: pages, Promote: true})
+	}
+	require.Equal(t, protocol.CodeNoSpace, ask(1).Code)
+	c.copyKeys(protocol.CopyRequest{Tier: "ssd"}, "k4")
+	ssd.carryOut(ssd.region(4), 0, &ssd.tasks(0).Tasks[0])
+	r.alive(3*time.Second, c, dram.testClient, ssd.testClient)
+	require.Equal(t, protocol.CodeNoSpace, ask(2).Code, "it takes up one page")
+	got := ask(1)
+	require.NoError(t, got.Err())
+	require.Len(t, got.Evicted, 1)
+	require.Equal(t, region.RegionID, got.Evicted[0].RegionID)
+	require.Equal(t, "k4", string(got.Evicted[0].Key))
+	found := c.lookup("k4", "k0", "k7")
+	require.Equal(t, ssd.device, found[0].Device)
+	require.Equal(t, []bool{true, true}, []bool{found[1].Found, found[2].Found})
+	require.Equal(t, protocol.CodeNoSpace, ask(1).Code)
+}
+
 func TestAMovedEntryLeavesWhereItWas(t *testing.T) {
 	r, dram, ssd, c := twoTiers(t)
 	region := c.store("k", 2)

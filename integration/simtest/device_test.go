@@ -114,6 +114,7 @@ func (m *member) seed(p *proc) bool {
 		set.MinRegionAgeMS, set.TTLMS = s.mix.minAgeMS, 30_000
 		if len(s.mix.nodes) > 0 {
 			set.TierLow, set.PromoteAfter = s.mix.tierLow, 1
+			set.PromoteRate = 2 * pageSize
 		}
 		if _, code := m.do(p, &meta.SetSettings{Settings: set}); code != protocol.CodeOK {
 			return false
