@@ -382,12 +382,21 @@ func printSettings(c *call, s *server.SettingsView) error {
 		[2]string{"region size", bytesText(s.RegionSize)},
 		[2]string{"max regions per client", strconv.FormatUint(s.MaxRegionsPerInstance, 10)},
 		[2]string{"min region age", millis(int64(s.MinRegionAgeMS))}, //nolint:gosec // a duration
-		[2]string{"tier low", fmt.Sprintf("%d%%", s.TierLow)},
+		[2]string{"tier low", lowText(s)},
 		[2]string{"promote after", fmt.Sprintf("%d uses", s.PromoteAfter)},
 		[2]string{"promote most", limitText(s.PromoteMost, "")},
 		[2]string{"promote rate", limitText(s.PromoteRate, "/s")},
 		[2]string{"cluster version", strconv.FormatUint(uint64(s.Version), 10)},
 	)
+}
+
+// lowText is the watermarks as --tier-low takes them.
+func lowText(s *server.SettingsView) string {
+	text := fmt.Sprintf("%d%%", s.TierLow)
+	if s.TierLows != "" {
+		text += "," + s.TierLows
+	}
+	return text
 }
 
 // limitText is a number of bytes, per something, of which 0 means any.
@@ -400,16 +409,16 @@ func limitText(n uint64, per string) string {
 
 // ctlPolicySet is larder ctl policy set.
 type ctlPolicySet struct {
-	Policy                string         `arg:"" optional:"" help:"Eviction policy."`
-	TTL                   *time.Duration `help:"Life of entries that name none, under the ttl policy."`
-	PageSize              *server.Size   `help:"Page size for clients that name none."`
-	RegionSize            *server.Size   `help:"Region size for clients that name none."`
-	MaxRegionsPerInstance *uint64        `help:"Regions that one client may own; 0: no limit."`
-	MinRegionAge          *time.Duration `help:"Age before which a live client's region is not taken from it."`
-	TierLow               *uint64        `help:"Percent of a device in use from which on its cold end is copied to a slower tier; 100: never."`
-	PromoteAfter          *uint64        `help:"Uses of an entry in the slowest tier after which readers put a copy in a faster one; 0: never."`
-	PromoteMost           *server.Size   `help:"Bytes of the largest entry of which readers do that; 0: no limit."`
-	PromoteRate           *server.Size   `help:"Bytes per second that each client is asked to copy so; 0: no limit."`
+	Policy                string             `arg:"" optional:"" help:"Eviction policy."`
+	TTL                   *time.Duration     `help:"Life of entries that name none, under the ttl policy."`
+	PageSize              *server.Size       `help:"Page size for clients that name none."`
+	RegionSize            *server.Size       `help:"Region size for clients that name none."`
+	MaxRegionsPerInstance *uint64            `help:"Regions that one client may own; 0: no limit."`
+	MinRegionAge          *time.Duration     `help:"Age before which a live client's region is not taken from it."`
+	TierLow               *server.Watermarks `help:"Percent of a device in use from which on its cold end is copied to a slower tier, and those of tiers and devices that differ, as in 70%,dram=60%,#3=50%; 100%: never."`
+	PromoteAfter          *uint64            `help:"Uses of an entry in the slowest tier after which readers put a copy in a faster one; 0: never."`
+	PromoteMost           *server.Size       `help:"Bytes of the largest entry of which readers do that; 0: no limit."`
+	PromoteRate           *server.Size       `help:"Bytes per second that each client is asked to copy so; 0: no limit."`
 }
 
 // Run implements the command.
@@ -421,7 +430,10 @@ func (p *ctlPolicySet) Run(c *call) error {
 	in.TTLMS, in.MinRegionAgeMS = milliseconds(p.TTL), milliseconds(p.MinRegionAge)
 	in.PageSize, in.RegionSize = (*uint64)(p.PageSize), (*uint64)(p.RegionSize)
 	in.MaxRegionsPerInstance = p.MaxRegionsPerInstance
-	in.TierLow, in.PromoteAfter = p.TierLow, p.PromoteAfter
+	if p.TierLow != nil {
+		in.TierLow, in.TierLows = p.TierLow.Split()
+	}
+	in.PromoteAfter = p.PromoteAfter
 	in.PromoteMost, in.PromoteRate = (*uint64)(p.PromoteMost), (*uint64)(p.PromoteRate)
 	if in == (server.PolicyRequest{}) {
 		return usageError(errors.New("policy set: name a policy or an option to change"))

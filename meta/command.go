@@ -714,7 +714,7 @@ func (s *Settings) appendTo(b []byte) []byte {
 		b = binary.AppendUvarint(binary.AppendUvarint(b, s.TierLow), s.PromoteAfter)
 	}
 	if s.Version >= VersionPromotion {
-		b = binary.AppendUvarint(binary.AppendUvarint(b, s.PromoteMost), s.PromoteRate)
+		b = appendBytes(binary.AppendUvarint(binary.AppendUvarint(b, s.PromoteMost), s.PromoteRate), s.TierLows)
 	}
 	return b
 }
@@ -728,9 +728,9 @@ func (s *Settings) decode(d *decoder) {
 	if s.Version >= VersionTiers {
 		s.TierLow, s.PromoteAfter = d.uvarint(), d.uvarint()
 	}
-	s.PromoteMost, s.PromoteRate = defaultPromoteMost, defaultPromoteRate
+	s.PromoteMost, s.PromoteRate, s.TierLows = defaultPromoteMost, defaultPromoteRate, ""
 	if s.Version >= VersionPromotion {
-		s.PromoteMost, s.PromoteRate = d.uvarint(), d.uvarint()
+		s.PromoteMost, s.PromoteRate, s.TierLows = d.uvarint(), d.uvarint(), d.string()
 	}
 }
 

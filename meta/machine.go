@@ -361,7 +361,7 @@ func (m *Machine) applySettings(c *SetSettings, out *Results) error {
 	n := c.Settings
 	switch {
 	case n.Version < m.settings.Version, n.PageSize%MinPageSize != 0 || n.PageSize == 0, n.RegionSize < n.PageSize,
-		n.TierLow > 100:
+		!n.HasWatermarks():
 		out.fail(protocol.CodeBadRequest)
 		return nil
 	case m.set.oldPolicy != "" && (n.Policy != m.settings.Policy || n.TTLMS != m.settings.TTLMS):

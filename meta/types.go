@@ -122,6 +122,7 @@ type Settings struct {
 	PromoteAfter          uint64 // uses in the slowest tier after which an entry is wanted in a faster one; 0 = never
 	PromoteMost           uint64 // bytes of the largest entry that is; 0 = no limit
 	PromoteRate           uint64 // bytes per second for which each client is asked that; 0 = no limit
+	TierLows              string // what TierLow is for some tiers and devices, see Watermarks.Named; "" = for none
 }
 
 // Defaults of settings that VersionTiers has brought.
@@ -145,7 +146,7 @@ const (
 	VersionTenants = 2
 	// VersionTiers has devices with homes, copies, tasks, and names.
 	VersionTiers = 3
-	// VersionPromotion has settings that bound promotions.
+	// VersionPromotion has settings that bound promotions, and watermarks of tiers and devices.
 	VersionPromotion = 4
 	// ClusterVersion is the newest that this binary speaks.
 	ClusterVersion = VersionPromotion

@@ -194,6 +194,8 @@ func TestAdminRefuses(t *testing.T) {
 		{"no such place", "POST", "/copy", `{"keys":["a"],"tier":"ssd"}`, 404, "no node serves"},
 		{"nothing to copy", "POST", "/copy", `{"tier":"ssd"}`, 400, "name 1 to"},
 		{"low watermark", "POST", "/policy", `{"tier_low":101}`, 400, "no percentage"},
+		{"low watermark of the slowest tier", "POST", "/policy", `{"tier_lows":"ssd=5"}`, 400, "slowest tier"},
+		{"low watermark of no device", "POST", "/policy", `{"tier_lows":"dram=5,#999=5"}`, 400, "no device #999"},
 		{"limit", "GET", "/keys?limit=5000", "", 400, "up to 4096"},
 		{"cursor", "GET", "/keys?cursor=x", "", 400, "whole number"},
 		{"prefix", "GET", "/keys?prefix=" + long, "", 400, "longer than a key"},

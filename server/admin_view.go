@@ -35,6 +35,7 @@ type SettingsView struct {
 	PromoteAfter          uint64 `json:"promote_after"` // uses
 	PromoteMost           uint64 `json:"promote_most"`  // bytes
 	PromoteRate           uint64 `json:"promote_rate"`  // bytes per second
+	TierLows              string `json:"tier_lows"`     // of tiers and devices: dram=60%,#3=50%
 }
 
 // settingsView converts settings.

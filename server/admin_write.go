@@ -7,6 +7,8 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"strconv"
+	"strings"
 	"time"
 
 	"larder/meta"
@@ -101,6 +103,7 @@ type PolicyRequest struct {
 	MaxRegionsPerInstance *uint64 `json:"max_regions_per_instance,omitempty"`
 	MinRegionAgeMS        *uint64 `json:"min_region_age_ms,omitempty"`
 	TierLow               *uint64 `json:"tier_low,omitempty"`      // percent
+	TierLows              *string `json:"tier_lows,omitempty"`     // of tiers and devices: dram=60%,#3=50%
 	PromoteAfter          *uint64 `json:"promote_after,omitempty"` // uses
 	PromoteMost           *uint64 `json:"promote_most,omitempty"`  // bytes
 	PromoteRate           *uint64 `json:"promote_rate,omitempty"`  // bytes per second
@@ -115,6 +118,9 @@ func (r *adminCall) setPolicy() (any, error) {
 		return nil, badRequest("policy %q is unknown: choose one of %v", clip(*p.Policy), policy.Names())
 	}
 	if err := p.check(r.admin.server.Settings()); err != nil {
+		return nil, err
+	}
+	if err := r.admin.server.knowsDevices(&p); err != nil {
 		return nil, err
 	}
 	if err := r.admin.server.SetSettings(r.ctx, p.apply); err != nil {
@@ -132,20 +138,40 @@ func (p *PolicyRequest) check(s meta.Settings) error {
 	if s.RegionSize < s.PageSize || s.RegionSize%s.PageSize != 0 || s.RegionSize/s.PageSize > meta.MaxRegionPages {
 		return badRequest("region_size: %d is not 1 to %d times page_size %d", s.RegionSize, meta.MaxRegionPages, s.PageSize)
 	}
-	if s.TierLow > 100 {
-		return badRequest("tier_low: %d is no percentage", s.TierLow)
+	if _, err := s.Watermarks(); err != nil {
+		return badRequest("tier_low: %v", err)
 	}
-	if s.Version < meta.VersionPromotion && (p.PromoteMost != nil || p.PromoteRate != nil) {
-		return badRequest("promote_most, promote_rate: they need cluster version %d: larder ctl upgrade", meta.VersionPromotion)
+	if s.Version < meta.VersionPromotion && (p.PromoteMost != nil || p.PromoteRate != nil || s.TierLows != "") {
+		return badRequest("promote_most, promote_rate, and tier_low of tiers and devices need cluster version %d: larder ctl upgrade",
+			meta.VersionPromotion)
+	}
+	return nil
+}
+
+// knowsDevices refuses watermarks of devices that are not there: a typing error would be noticed late.
+func (s *Server) knowsDevices(p *PolicyRequest) error {
+	if p.TierLows == nil {
+		return nil
+	}
+	w, err := meta.ParseWatermarks("100%," + *p.TierLows)
+	if *p.TierLows == "" || err != nil {
+		return nil // check has said so
+	}
+	s.master.state.RLock()
+	defer s.master.state.RUnlock()
+	for name := range w.Of {
+		id, device := strings.CutPrefix(name, "#")
+		n, _ := strconv.ParseUint(id, 10, 32)
+		if _, ok := s.master.machine.Device(meta.DeviceID(n)); device && !ok {
+			return badRequest("tier_low: there is no device %s: larder ctl devices lists them", name)
+		}
 	}
 	return nil
 }
 
 // apply changes the settings that the request names.
 func (p *PolicyRequest) apply(s *meta.Settings) {
-	if p.Policy != nil {
-		s.Policy = *p.Policy
-	}
+	s.Policy, s.TierLows = given(p.Policy, s.Policy), given(p.TierLows, s.TierLows)
 	for _, f := range []struct {
 		from *uint64
 		to   *uint64

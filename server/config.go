@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"larder/meta"
 	"larder/meta/policy"
 )
 
@@ -70,10 +71,10 @@ type Config struct {
 	MaxRegionsPerInstance uint64        `yaml:"max_regions_per_instance" help:"Regions that one client may own, in a new pool; 0: no limit."`
 	MinRegionAge          time.Duration `yaml:"min_region_age" help:"Age before which a live client's region is not taken from it, in a new pool, unless a store would fail."`
 
-	TierLow      int    `yaml:"tier_low" help:"Percent of a device in use from which on its cold end is copied to a slower tier, in a new pool; 100: never."`
-	PromoteAfter uint64 `yaml:"promote_after" help:"Uses of an entry in the slowest tier after which readers put a copy in a faster one, in a new pool; 0: never."`
-	PromoteMost  Size   `yaml:"promote_most" help:"Bytes of the largest entry of which readers do that, in a new pool; 0: no limit."`
-	PromoteRate  Size   `yaml:"promote_rate" help:"Bytes per second that each client is asked to copy so, in a new pool; 0: no limit."`
+	TierLow      Watermarks `yaml:"tier_low" help:"Percent of a device in use from which on its cold end is copied to a slower tier, in a new pool, and those of tiers and devices that differ, as in 70%,dram=60%,#3=50%; 100%: never."`
+	PromoteAfter uint64     `yaml:"promote_after" help:"Uses of an entry in the slowest tier after which readers put a copy in a faster one, in a new pool; 0: never."`
+	PromoteMost  Size       `yaml:"promote_most" help:"Bytes of the largest entry of which readers do that, in a new pool; 0: no limit."`
+	PromoteRate  Size       `yaml:"promote_rate" help:"Bytes per second that each client is asked to copy so, in a new pool; 0: no limit."`
 
 	MaxConnections   int           `yaml:"max_connections" help:"Client connections; more are refused."`
 	HandshakeTimeout time.Duration `yaml:"handshake_timeout" help:"How long a new connection may stay silent."`
@@ -103,6 +104,36 @@ type DeviceConfig struct {
 	Tier      string `yaml:"tier"`      // cxl, dram or ssd; default cxl
 	Coherence string `yaml:"coherence"` // hardware or none; default: none for a device node, hardware for a file
 	Force     bool   `yaml:"force"`     // overwrite a header or data that is not this pool's
+}
+
+// Watermarks are percentages of use, of all devices and of some tiers and devices: see [meta.ParseWatermarks].
+type Watermarks string
+
+// UnmarshalText reads the text form.
+func (w *Watermarks) UnmarshalText(b []byte) error {
+	v, err := meta.ParseWatermarks(string(b))
+	if err == nil {
+		*w = Watermarks(v.String())
+	}
+	return err //nolint:wrapcheck // it says all
+}
+
+// Split returns what the settings of a pool call tier_low and tier_lows.
+func (w Watermarks) Split() (low *uint64, lows *string) {
+	var s meta.Settings
+	if w.into(&s) != nil {
+		return nil, nil
+	}
+	return &s.TierLow, &s.TierLows
+}
+
+// into writes them to settings.
+func (w Watermarks) into(s *meta.Settings) error {
+	v, err := meta.ParseWatermarks(string(w))
+	if err == nil {
+		s.TierLow, s.TierLows = v.All, v.Named()
+	}
+	return err //nolint:wrapcheck // it says all
 }
 
 // Secret is a text that no log, status or printed configuration shows.
@@ -157,7 +188,7 @@ func Default() Config {
 		PageSize:          64 << 10,
 		RegionSize:        64 << 20,
 		MinRegionAge:      5 * time.Second,
-		TierLow:           70,
+		TierLow:           "70%",
 		PromoteAfter:      2,
 		PromoteMost:       64 << 20,
 		PromoteRate:       256 << 20,

@@ -205,11 +205,12 @@ func (c *Config) checkPool(p *problems) {
 
 func (c *Config) checkLimits(p *problems) {
 	p.check(c.MaxConnections > 0, "max_connections: choose at least 1")
-	p.check(c.TierLow >= 0 && c.TierLow <= 100, "tier_low: %d is no percentage", c.TierLow)
+	err := c.TierLow.into(&meta.Settings{})
+	p.check(err == nil, "tier_low: %v", err)
 	p.check(c.TouchBudget > 0, "touch_budget: choose at least 1; without recorded uses every policy is fifo")
 	p.check(c.RevokeWatermark >= 0 && c.RevokeWatermark <= 100, "revoke_watermark: %d is no percentage", c.RevokeWatermark)
 	p.check(c.CacheSize >= 1<<20, "cache_size: %v is too small; choose at least 1MiB", c.CacheSize)
-	_, err := ParseLevel(c.LogLevel)
+	_, err = ParseLevel(c.LogLevel)
 	p.check(err == nil, "log_level: %q is none of debug, info, warn, error", clip(c.LogLevel))
 	p.check(c.LogFormat == "text" || c.LogFormat == "json", "log_format: %q is neither text nor json", clip(c.LogFormat))
 }

@@ -44,6 +44,7 @@ func TestEveryOptionIsDescribedAndSettable(t *testing.T) {
 		reflect.TypeFor[Size]():           "7KiB",
 		reflect.TypeFor[time.Duration]():  "7s",
 		reflect.TypeFor[[]PeerConfig]():   "7=host:1/:2/:3",
+		reflect.TypeFor[Watermarks]():     "60%,dram=50%,#3=40%",
 		reflect.TypeFor[[]DeviceConfig](): "/dev/dax0.0,size=7MiB,tier=dram,coherence=none,force",
 	}
 	for i, option := range Options() {
@@ -104,6 +105,8 @@ func TestWrongFilesAreExplained(t *testing.T) {
 		{"not YAML", "a: b: c", "not YAML"},
 		{"alias", "listen: &a x\nadvertise: *a", "line 2: advertise: one value is expected, written out"},
 		{"negative", "max_connections: -1", "not negative"},
+		{"watermark of one tier alone", "tier_low: dram=60%", "line 1: tier_low: \"dram=60%\" has no percentage for the other devices"},
+		{"watermark of no tier", "tier_low: 70%,hbm=60%", "neither a tier (cxl, dram) nor a device (#3)"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -228,6 +228,8 @@ func setScalar(field reflect.Value, text string) error {
 		*p = int(n) //nolint:gosec // checked above
 	case *Size:
 		*p, err = ParseSize(text)
+	case *Watermarks:
+		err = p.UnmarshalText([]byte(text))
 	case *time.Duration:
 		*p, err = parseDuration(text)
 	case *PeerConfig:

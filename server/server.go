@@ -474,8 +474,11 @@ func (s *Server) seed(ctx context.Context) error {
 		set.Policy, set.TTLMS = s.cfg.EvictionPolicy, uint64(s.cfg.TTL/time.Millisecond) //nolint:gosec // checked by Validate
 		set.PageSize, set.RegionSize = uint64(s.cfg.PageSize), uint64(s.cfg.RegionSize)
 		set.MaxRegionsPerInstance = s.cfg.MaxRegionsPerInstance
-		set.MinRegionAgeMS = uint64(s.cfg.MinRegionAge / time.Millisecond)        //nolint:gosec // checked by Validate
-		set.TierLow, set.PromoteAfter = uint64(s.cfg.TierLow), s.cfg.PromoteAfter //nolint:gosec // a percentage
+		set.MinRegionAgeMS = uint64(s.cfg.MinRegionAge / time.Millisecond) //nolint:gosec // checked by Validate
+		if err := s.cfg.TierLow.into(&set); err != nil {
+			return fmt.Errorf("server: tier_low: %w", err) // Validate has refused that
+		}
+		set.PromoteAfter = s.cfg.PromoteAfter
 		set.PromoteMost, set.PromoteRate = uint64(s.cfg.PromoteMost), uint64(s.cfg.PromoteRate)
 		if _, err := s.do(ctx, &meta.SetSettings{Settings: set}); err != nil {
 			return fmt.Errorf("server: seed the pool's settings: %w", err)

@@ -92,6 +92,7 @@ type tierPlan struct {
 	now      int64
 	devices  []meta.DeviceInfo
 	targets  []*target
+	lows     meta.Watermarks
 	tasks    int                          // that are not over
 	waiting  map[meta.DeviceID][kinds]int // tasks for a device that are not over, by kind
 	away     map[meta.DeviceID]bool       // devices that do not keep what lies there: away or given up
@@ -108,6 +109,8 @@ func (m *Master) newTierPlan(now int64) *tierPlan {
 		m: m, now: now, devices: devices, targets: m.targetsOf(devices, func(*meta.DeviceInfo) bool { return true }),
 		waiting: map[meta.DeviceID][kinds]int{}, away: map[meta.DeviceID]bool{},
 	}
+	set := m.machine.Settings()
+	p.lows, _ = set.Watermarks() // those that cannot be read are not set
 	draining := map[meta.DeviceID]bool{}
 	for i := range p.devices {
 		d := &p.devices[i]
@@ -209,7 +212,7 @@ func (p *tierPlan) reaches(to *target, from *meta.DeviceInfo) bool {
 // coldBytes is how much of a device should have copies below: its coldest part, up to the watermark, once it is used above
 // that.
 func (p *tierPlan) coldBytes(d *meta.DeviceInfo) uint64 {
-	low := min(p.m.machine.Settings().TierLow, 100)
+	low := p.lows.For(d.Tier, d.ID)
 	room := roomOf(d)
 	if p.away[d.ID] || d.LiveBytes <= room/100*low {
 		return 0

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"strconv"
 	"testing"
 	"time"
 
@@ -51,6 +52,35 @@ func TestTheColdEndOfAFullTierIsCopiedBelow(t *testing.T) {
 	n := len(r.m.machine.Tasks())
 	r.work(3*time.Second, c, dram, ssd)
 	require.Len(t, r.m.machine.Tasks(), n, "and that is enough")
+}
+
+// A tier has the watermark that is its own, and a device the one that is its own.
+func TestWatermarksOfTiersAndDevices(t *testing.T) {
+	r := newTierRig(t)
+	one, two := r.ready("h1", "dram", "1", 8), r.ready("h2", "dram", "2", 8)
+	ssd := r.ready("h3", "ssd", "3", 64)
+	a, b := r.remote("a", "h4"), r.remote("b", "h4")
+	set := func(lows string) {
+		r.settings(func(s *meta.Settings) { s.TierLow, s.TierLows = 0, lows })
+		for d := 2 * time.Second; d > 0; d -= time.Second {
+			r.work(time.Second, a, one, two, ssd)
+			r.alive(time.Millisecond, b)
+		}
+	}
+	a.storeOn(one.device, "a", 4)
+	b.storeOn(two.device, "b", 4)
+	copies := func() (got [2]int) {
+		for i, key := range []string{"a0", "b0"} {
+			got[i] = len(b.lookup(key)[0].Copies)
+		}
+		return got
+	}
+	set("cxl=0%,dram=60%")
+	require.Equal(t, [2]int{0, 0}, copies(), "half of each is used")
+	set("dram=60%,#" + strconv.FormatUint(two.device, 10) + "=40%")
+	require.Equal(t, [2]int{0, 1}, copies())
+	set("dram=40%")
+	require.Equal(t, [2]int{1, 1}, copies())
 }
 
 func TestADeviceThatCanTakeNothingIsLeftAlone(t *testing.T) {

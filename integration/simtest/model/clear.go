@@ -66,7 +66,7 @@ func (w *world) setSettings(c *meta.SetSettings, raw []byte) (result, error) {
 	n, old := c.Settings, w.settings
 	differ := n.Policy != old.Policy || n.TTLMS != old.TTLMS
 	switch {
-	case n.Version < old.Version, n.PageSize == 0, n.PageSize%meta.MinPageSize != 0, n.RegionSize < n.PageSize, n.TierLow > 100:
+	case n.Version < old.Version, n.PageSize == 0, n.PageSize%meta.MinPageSize != 0, n.RegionSize < n.PageSize, !n.HasWatermarks():
 		return refused(protocol.CodeBadRequest), nil
 	case n.Version > meta.ClusterVersion, !policy.Known(n.Policy):
 		return result{}, fmt.Errorf("model: settings %+v need a newer binary", n)

@@ -449,6 +449,7 @@ func (g *generator) settings() meta.Command {
 	}
 	if g.one(4) {
 		s.TierLow = g.Uint64N(110)
+		s.TierLows = pick(g, []string{"", "dram=50%", "cxl=0%,#2=100%", "dram=101%", "ssd=5%"})
 	}
 	return &meta.SetSettings{Settings: s}
 }
