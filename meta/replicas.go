@@ -141,12 +141,20 @@ func (m *Machine) Replicas(s Slot) int { return max(int(m.table.at(s).want), 1) 
 
 // KeptOn appends the names of the nodes where the bytes of the entry of a taken slot are, also if they are away at the
 // moment, each once.
-func (m *Machine) KeptOn(s Slot, nodes []string) []string {
+func (m *Machine) KeptOn(s Slot, nodes []string) []string { return m.nodesOf(s, nodes, false) }
+
+// StaysOn is KeptOn without what lies on devices that are given up.
+func (m *Machine) StaysOn(s Slot, nodes []string) []string { return m.nodesOf(s, nodes, true) }
+
+func (m *Machine) nodesOf(s Slot, nodes []string, staying bool) []string {
 	m.locations(m.table.at(s), func(_ placeID, r *region, _ uint64) bool {
-		if r.sound() && !slices.Contains(nodes, r.device.Node) {
+		if r.sound() && (!staying || !r.device.draining) && !slices.Contains(nodes, r.device.Node) {
 			nodes = append(nodes, r.device.Node)
 		}
 		return true
 	})
 	return nodes
 }
+
+// Tasked reports whether a task that is not over copies the entry of a taken slot.
+func (m *Machine) Tasked(s Slot) bool { return m.tasked[s] != 0 }

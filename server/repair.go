@@ -78,18 +78,27 @@ func (p *tierPlan) hostFor(hosts []*target, s meta.Slot) *target {
 	if p.nodes = machine.KeptOn(s, p.nodes[:0]); len(p.nodes) >= machine.Replicas(s) {
 		return nil
 	}
+	to, need := p.hostOff(hosts)
+	if to != nil {
+		to.room -= need
+	}
+	return to
+}
+
+// hostOff chooses among some devices one on none of p.nodes, with room for the entry that lies at p.places, and says how much
+// it takes up.
+func (p *tierPlan) hostOff(hosts []*target) (host *target, need uint64) {
 	page := max(p.m.machine.Settings().PageSize, 1)
-	need := (p.places[0].Length + page - 1) / page * page
+	need = (p.places[0].Length + page - 1) / page * page
 	fastest := p.device(p.places[0].Device)
 	for _, to := range hosts {
 		if to.room < need || protocol.TierRank(to.Tier) < protocol.TierRank(fastest.Tier) || slices.Contains(p.nodes, to.Node) ||
 			!slices.ContainsFunc(p.places, func(l meta.Location) bool { return p.reaches(to, p.device(l.Device)) }) {
 			continue
 		}
-		to.room -= need
-		return to
+		return to, need
 	}
-	return nil
+	return nil, 0
 }
 
 // device describes a device that there is.

@@ -234,16 +234,18 @@ func (p *tierPlan) uncopied(d *meta.DeviceInfo) uint64 {
 	return want - min(have, want)
 }
 
-// drain empties a device that is given up: what lies nowhere else is moved to other devices, and regions of which nothing
-// is left to move are asked of their owners. It returns nil if there is nothing to do at the moment.
+// drain empties a device that is given up: what lies nowhere else is moved to other devices, and so is what would lie on fewer
+// nodes than was asked for, as far as others have room. Regions of which nothing is left to move are asked of their owners. It
+// returns nil if there is nothing to do at the moment.
 func (p *tierPlan) drain(d *meta.DeviceInfo) meta.Command {
 	if !d.Draining || d.Mode != meta.DeviceServing {
 		return nil
 	}
-	if region := p.spare(d.ID, meta.RegionOwned); region != 0 {
+	hosts := p.hostsFor(d)
+	if region := p.spare(d, meta.RegionOwned, hosts); region != 0 {
 		return &meta.Mark{Region: region}
 	}
-	if region := p.spare(d.ID, meta.RegionDeparted); region != 0 {
+	if region := p.spare(d, meta.RegionDeparted, hosts); region != 0 {
 		return &meta.EmptyRegion{Region: region}
 	}
 	if p.tasks >= meta.MaxTasks {
@@ -255,18 +257,14 @@ func (p *tierPlan) drain(d *meta.DeviceInfo) meta.Command {
 			free = append(free, to)
 		}
 	}
-	if len(free) == 0 {
-		return nil
-	}
 	firstWith(free, func(to *target) bool { return to.Tier == d.Tier })
+	hosts = slices.DeleteFunc(hosts, func(to *target) bool { // what is on its way there is not in its room yet
+		return p.waiting[to.ID][drains] > 0 || !p.takes(to, drains)
+	})
 	var best *target
 	for _, v := range p.m.machine.PlanDrain(d.ID, drainWindow) {
-		var l meta.Location
-		if p.elsewhere(v.Slot) {
-			continue
-		}
-		p.m.machine.Location(v.Slot, &l)
-		if to := p.m.roomFor(free, v.Slot, l.Length); to != nil && len(to.items) < meta.MaxTaskItems {
+		to := p.moveTo(d, v.Slot, free, hosts)
+		if to != nil && len(to.items) < meta.MaxTaskItems {
 			if to.items = append(to.items, v); best == nil || len(to.items) > len(best.items) {
 				best = to
 			}
@@ -276,6 +274,65 @@ func (p *tierPlan) drain(d *meta.DeviceInfo) meta.Command {
 		return nil
 	}
 	return &meta.AddTask{TaskKind: meta.TaskDrain, Device: best.ID, MoveFrom: d.ID, Items: best.items}
+}
+
+// hostsFor lists the devices that could take replicas from one that is given up, with the room that they have for that. Those
+// that have just failed to take anything are not among them: a drain does not wait for what may never be.
+func (p *tierPlan) hostsFor(d *meta.DeviceInfo) (hosts []*target) {
+	for _, to := range p.targets {
+		if p.m.tiering.paused[to.ID] <= p.now {
+			host := *to
+			hosts = append(hosts, &host)
+		}
+	}
+	p.spareOf(hosts)
+	firstWith(hosts, func(to *target) bool { return to.Tier == d.Tier })
+	return hosts
+}
+
+// moveTo chooses where an entry is to be moved from a device that is given up, of those that take what lies there alone and
+// those that take replicas. nil: nowhere, or it need not be.
+func (p *tierPlan) moveTo(d *meta.DeviceInfo, s meta.Slot, free, hosts []*target) *target {
+	if !p.elsewhere(s) {
+		var l meta.Location
+		p.m.machine.Location(s, &l)
+		return p.m.roomFor(free, s, l.Length)
+	}
+	if !p.thinned(d, s) || !p.m.machine.Repairable(s) {
+		return nil
+	}
+	to, need := p.hostOff(hosts)
+	if to != nil {
+		to.room -= need
+	}
+	return to
+}
+
+// thinned reports whether an entry would lie on fewer nodes than was asked for when it has left a device that is given up. The
+// caller has called elsewhere.
+func (p *tierPlan) thinned(d *meta.DeviceInfo, s meta.Slot) bool {
+	want := p.m.machine.Replicas(s)
+	if want < 2 || len(p.places) == 0 {
+		return false
+	}
+	p.nodes = p.m.machine.StaysOn(s, p.nodes[:0])
+	return len(p.nodes) < want && !slices.Contains(p.nodes, d.Node)
+}
+
+// stays reports whether an entry is yet to be moved from a device that is given up: it lies nowhere else, or a replica of it
+// can be made.
+func (p *tierPlan) stays(d *meta.DeviceInfo, s meta.Slot, hosts []*target) bool {
+	if !p.elsewhere(s) {
+		return true
+	}
+	if !p.thinned(d, s) {
+		return false
+	}
+	if p.m.machine.Tasked(s) {
+		return true
+	}
+	to, _ := p.hostOff(hosts)
+	return to != nil && p.m.machine.Repairable(s)
 }
 
 // firstWith moves the targets that have a property to the front, without changing their order else.
@@ -298,21 +355,21 @@ func (p *tierPlan) elsewhere(slot meta.Slot) bool {
 	return slices.ContainsFunc(p.places, func(l meta.Location) bool { return !p.away[l.Device] })
 }
 
-// spare finds a region of a device in which nothing lies alone, so that it can be asked of its owner, or emptied if it has
-// none any more; 0 if there is none.
-func (p *tierPlan) spare(id meta.DeviceID, st meta.RegionState) (found meta.RegionID) {
+// spare finds a region of a device that is given up in which nothing stays, so that it can be asked of its owner, or emptied if
+// it has none any more; 0 if there is none.
+func (p *tierPlan) spare(d *meta.DeviceInfo, st meta.RegionState, hosts []*target) (found meta.RegionID) {
 	looked := 0
 	p.m.machine.RegionsIn(st, func(r meta.RegionInfo) {
-		if r.Device != id || found != 0 || r.Pinned > 0 || looked >= drainWindow {
+		if r.Device != d.ID || found != 0 || r.Pinned > 0 || looked >= drainWindow {
 			return
 		}
-		alone := false
+		stays := false
 		p.m.machine.EachEntry(r.ID, func(s meta.Slot) bool {
 			looked++
-			alone = p.m.machine.Live(s) && !p.elsewhere(s)
-			return !alone && looked < drainWindow
+			stays = p.m.machine.Live(s) && p.stays(d, s, hosts)
+			return !stays && looked < drainWindow
 		})
-		if !alone && looked < drainWindow {
+		if !stays && looked < drainWindow {
 			found = r.ID
 		}
 	})

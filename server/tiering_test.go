@@ -158,6 +158,92 @@ func TestWhatLiesElsewhereNeedNotBeMoved(t *testing.T) {
 	require.Equal(t, ssd.device, c.lookup("k0")[0].Device)
 }
 
+// drains gives a device up, and has its owner let go of its regions when it is asked.
+func (r *rig) drains(d time.Duration, c *testClient, old *testNode, nodes ...*testNode) {
+	r.t.Helper()
+	r.do(&meta.SetDevice{Device: meta.DeviceID(old.device), Mark: true, Draining: true})
+	for ; d > 0; d -= time.Second {
+		r.work(time.Second, c, append(nodes, old)...)
+		for b := c.pushed(protocol.TypeRevoke); b != nil; b = c.pushed(protocol.TypeRevoke) {
+			var p protocol.RevokePush
+			require.NoError(r.t, p.Decode(b))
+			req := protocol.RevokeDoneRequest{Mutation: c.next(), RegionID: p.RegionID, Epoch: p.Epoch}
+			c.call(protocol.TypeRevokeDone, req.Append(nil)) // repeated ones are over
+		}
+	}
+}
+
+// An entry lies on as many nodes when a device is drained as before, all the time, where another node has room: also one of
+// which that device has the copy that is read.
+func TestADrainKeepsReplicas(t *testing.T) {
+	for _, first := range []bool{true, false} {
+		r := newTierRig(t)
+		old, b, other := r.ready("h1", "dram", "1", 8), r.ready("h2", "dram", "2", 8), r.ready("h3", "dram", "3", 32)
+		c := r.remote("c", "h4")
+		if first {
+			c.storeReplicated("k", 4, 2, old, b)
+		} else {
+			c.storeReplicated("k", 4, 2, b, old)
+		}
+		c.storeReplicated("one", 2, 1, b, old) // a copy that nobody asked for
+		r.do(&meta.SetDevice{Device: meta.DeviceID(old.device), Mark: true, Draining: true})
+		r.alive(2*time.Second, c, old.testClient, b.testClient, other.testClient)
+		require.EqualValues(t, 4, r.waits(old.device).Moving, "what the drain waits for")
+		for range 10 {
+			r.drains(time.Second, c, old, b, other)
+			for _, key := range []string{"k0", "k1", "k2", "k3"} {
+				require.Len(t, c.liesOn(key), 2)
+			}
+		}
+		require.ElementsMatch(t, []uint64{b.device, other.device}, c.liesOn("k3"))
+		require.Equal(t, []uint64{b.device}, c.liesOn("one1"))
+		require.Zero(t, r.deviceInfo(old.device).Regions, "it is empty")
+		require.Zero(t, r.m.machine.LackingCount())
+		require.Equal(t, 1, r.tasksOf(meta.TaskDrain))
+		require.Zero(t, r.tasksOf(meta.TaskRepair))
+	}
+}
+
+// Where no other node has room replicas are dropped, and made again when one has.
+func TestADrainDoesNotWaitForRoomThatIsNot(t *testing.T) {
+	r := newTierRig(t)
+	old, b := r.ready("h1", "dram", "1", 8), r.ready("h2", "dram", "2", 8)
+	same := r.ready("h2", "dram", "3", 32)
+	small := r.ready("h3", "dram", "4", 3)
+	c := r.remote("c", "h4")
+	c.storeReplicated("k", 4, 2, old, b)
+	r.drains(8*time.Second, c, old, b, same, small)
+	require.Zero(t, r.deviceInfo(old.device).Regions)
+	two := 0
+	for _, key := range []string{"k0", "k1", "k2", "k3"} {
+		on := c.liesOn(key)
+		require.NotContains(t, on, old.device)
+		require.NotContains(t, on, same.device, "it is on the same node")
+		two += len(on) - 1
+	}
+	require.Equal(t, 3, two, "as many as there was room for")
+	require.EqualValues(t, 1, r.m.machine.LackingCount())
+	big := r.ready("h5", "dram", "5", 32)
+	r.work(4*time.Second, c, old, b, same, small, big)
+	require.Zero(t, r.m.machine.LackingCount())
+}
+
+// A device that can take nothing is not waited for.
+func TestADrainDoesNotWaitForWhoFails(t *testing.T) {
+	r := newTierRig(t)
+	old, b, ill := r.ready("h1", "dram", "1", 8), r.ready("h2", "dram", "2", 8), r.ready("h3", "dram", "3", 32)
+	c := r.remote("c", "h4")
+	c.storeReplicated("k", 4, 2, old, b)
+	r.do(&meta.SetDevice{Device: meta.DeviceID(old.device), Mark: true, Draining: true})
+	r.alive(time.Second, c, old.testClient, b.testClient, ill.testClient)
+	task := ill.tasks(0).Tasks[0]
+	failed := protocol.TaskDoneRequest{Mutation: ill.next(), Task: task.ID, Done: task.Total, Failed: task.Total}
+	require.True(t, success(t, ill.call(protocol.TypeTaskDone, failed.Append(nil))))
+	r.drains(5*time.Second, c, old, b)
+	require.Equal(t, []uint64{b.device}, c.liesOn("k0"))
+	require.Zero(t, r.deviceInfo(old.device).Regions)
+}
+
 func TestADrainThatIsCalledOffEnds(t *testing.T) {
 	r, dram, ssd, c := twoTiers(t)
 	c.store("k", 2)
