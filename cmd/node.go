@@ -38,6 +38,7 @@ type nodeCmd struct {
 	NumQPPerEP   int          `name:"num-qp-per-ep" env:"LARDER_NODE_NUM_QP_PER_EP" default:"2" help:"Queue pairs of each such peer, 1 to 64 (default 2)."`
 
 	DRAM           server.Size `name:"dram" env:"LARDER_NODE_DRAM" help:"Memory of this process to contribute: what lies there goes with it (default 0: none)."`
+	NUMA           *int        `name:"numa" env:"LARDER_NODE_NUMA" placeholder:"N" help:"NUMA node that this memory comes from, and where placements as HOST/N find it (default: the host's only one, or the one that this process is bound to)."`
 	SSD            []string    `name:"ssd" env:"LARDER_NODE_SSD" placeholder:"DIR" help:"Directory of an SSD store to contribute: what lies there outlives the node; may be given several times."`
 	SSDSize        server.Size `name:"ssd-size" env:"LARDER_NODE_SSD_SIZE" help:"Bytes that each SSD holds; the disk takes a quarter more. Needed to make a store; then it has its size."`
 	SSDCompression string      `name:"ssd-compression" env:"LARDER_NODE_SSD_COMPRESSION" default:"auto" enum:"auto,on,off" help:"Whether SSDs store values as zstd: auto (where it pays), on or off (default auto)."`
@@ -64,7 +65,7 @@ func (*nodeCmd) Help() string {
 // config builds the node's configuration.
 func (c *nodeCmd) config(logger *slog.Logger) (node.Config, error) {
 	cfg := node.Config{
-		Masters: c.Masters, Host: c.Host, Listen: c.Listen, Advertise: c.Advertise, Token: c.Token, DRAM: uint64(c.DRAM),
+		Masters: c.Masters, Host: c.Host, Listen: c.Listen, Advertise: c.Advertise, Token: c.Token, DRAM: uint64(c.DRAM), NUMA: c.NUMA,
 		Bandwidth: uint64(c.Bandwidth), PageSize: uint64(c.PageSize), RegionSize: uint64(c.RegionSize), Prefault: c.Prefault,
 		NoMap: c.NoMap, Logger: logger, Topology: c.Topology.Topology, Transports: c.Transports,
 	}

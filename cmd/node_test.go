@@ -101,6 +101,8 @@ func TestNodeCommandLine(t *testing.T) {
 		"--dram 8MiB --num-qp-per-ep 65":          "from 1 to 64",
 		"--dram 8MiB --topology " + dir + "/none": "no such file",
 		"--dram 8MiB --eviction lru":              "fifo",
+		"--dram 8MiB --numa 1023":                 "NUMA node 1023 has no memory",
+		"--numa 0 --listen 127.0.0.1:0 --ssd x":   "a NUMA node is that of DRAM",
 		"--dram 8MiB --ssd-compression gzip":      "auto",
 		"--dram 8MiB --config " + bad:             `unknown key "drm"`,
 	} {

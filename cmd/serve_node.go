@@ -32,6 +32,10 @@ func startServedNode(ctx context.Context, s *server.Server, admin *server.Admin,
 		Masters: masterAddrs(s, &cfg), Token: string(cfg.TransferToken), DRAM: uint64(cfg.DRAM), PageSize: uint64(cfg.PageSize),
 		RegionSize: uint64(cfg.RegionSize), Logger: logger,
 	}
+	var err error
+	if nc.NUMA, err = cfg.NUMANode(); err != nil {
+		return nil, fmt.Errorf("dram_numa: %w", err)
+	}
 	if cfg.SSD != "" {
 		compression, err := ssd.ParseCompression(cfg.SSDCompression)
 		if err != nil {
@@ -61,7 +65,7 @@ func startServedNode(ctx context.Context, s *server.Server, admin *server.Admin,
 	}
 	n, err := node.New(nc)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%w; change transfer_listen, dram or ssd", err), closeNICs())
+		return nil, errors.Join(fmt.Errorf("%w; change transfer_listen, dram, dram_numa or ssd", err), closeNICs())
 	}
 	admin.Collect(n.Collector())
 	ctx, cancel := context.WithCancel(ctx)

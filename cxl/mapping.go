@@ -95,6 +95,7 @@ type MapOptions struct {
 	ReadOnly  bool // stores fault
 	Populate  bool // fault every page in now, so that no copy pays for it later
 	HugePages bool // ask for huge pages; where the kernel or medium has none, pages stay small
+	NUMA      int  // the NUMA node that pages come from, plus 1, whoever touches them first; 0 = that of who does. For memory files
 }
 
 // Mapping is a mapped piece of a device. Its methods may be called concurrently, except Close, which must come after
@@ -135,6 +136,11 @@ func (d *Device) Map(offset, length int64, opts MapOptions) (*Mapping, error) {
 	}
 	if opts.HugePages {
 		_ = unix.Madvise(s.whole, unix.MADV_HUGEPAGE) // a wish: device-DAX has them anyway, files may have none
+	}
+	if opts.NUMA > 0 {
+		if err := bind(s.whole, opts.NUMA-1); err != nil {
+			return nil, errors.Join(fmt.Errorf("cxl: %s: %w", d.path, err), s.unmap())
+		}
 	}
 	if opts.Populate {
 		if err := populate(s.whole, !opts.ReadOnly); err != nil {

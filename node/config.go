@@ -34,6 +34,7 @@ type Config struct {
 	Transports []string
 
 	DRAM   uint64   // bytes of this process's memory, header included; 0 = none
+	NUMA   *int     // NUMA node that it comes from; nil = that of the host if it has one alone, or that this process is bound to
 	SSD    []SSD    // stores
 	CXL    []CXL    // CXL memory, which this node claims
 	Expose []string // paths of devices that masters of this host serve, to be reached by transfer from others

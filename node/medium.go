@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"log/slog"
 
 	"larder/cxl"
 	"larder/protocol"
@@ -80,10 +81,10 @@ type mapped struct {
 	m   *cxl.Mapping
 }
 
-// mapAll maps all data of the device.
-func (d *mapped) mapAll(prefault bool) (err error) {
+// mapAll maps all data of the device. numa is the NUMA node that its pages come from, plus 1; 0 = any.
+func (d *mapped) mapAll(prefault bool, numa int) (err error) {
 	size := int64(d.dev.Header().Size) - cxl.HeaderSpan //nolint:gosec // checked by cxl
-	d.m, err = d.dev.Map(cxl.HeaderSpan, size, cxl.MapOptions{HugePages: true, Populate: prefault})
+	d.m, err = d.dev.Map(cxl.HeaderSpan, size, cxl.MapOptions{HugePages: true, Populate: prefault, NUMA: numa})
 	return err //nolint:wrapcheck // says which and what to do
 }
 
@@ -182,6 +183,8 @@ type dram struct {
 	mapped
 	size     uint64
 	prefault bool
+	numa     memoryNode
+	log      *slog.Logger
 	uuid     [16]byte
 }
 
@@ -198,12 +201,22 @@ func (d *dram) prepare(pool [16]byte, incarnation uint64) (err error) {
 	if err != nil {
 		return err //nolint:wrapcheck // says what to do
 	}
-	return d.mapAll(d.prefault)
+	err = d.mapAll(d.prefault, d.numa.bind())
+	switch {
+	case err == nil || d.numa.bind() == 0:
+	case d.numa.asked:
+		return fmt.Errorf("%w: %w; containers need CAP_SYS_NICE for that", ErrMedium, err)
+	default:
+		d.log.Warn("the memory is on no NUMA node in particular", slog.Any("error", err))
+		d.numa = memoryNode{}
+		err = d.mapAll(d.prefault, 0)
+	}
+	return err
 }
 
 func (d *dram) describe() protocol.AttachRequest {
 	req := d.mapped.describe()
-	req.Tier = "dram"
+	req.Tier, req.NUMA = "dram", d.numa.plus1
 	if d.dev.Header().DeviceID == 0 {
 		req.Generation = 0 // the one that it was made with is nobody's
 	}

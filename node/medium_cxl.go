@@ -65,7 +65,7 @@ func (d *cxlMedium) prepare(pool [16]byte, incarnation uint64) (err error) {
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrMedium, err)
 	}
-	return d.mapAll(d.prefault)
+	return d.mapAll(d.prefault, 0)
 }
 
 // format makes the device. Its number and generation come with ATTACH.
@@ -126,7 +126,7 @@ func (d *exposed) prepare([16]byte, uint64) (err error) {
 	if d.dev, err = cxl.Open(d.path, cxl.Expect{Device: d.uuid}); err != nil {
 		return fmt.Errorf("%w: %w", errNotYet, err)
 	}
-	return d.mapAll(false)
+	return d.mapAll(false, 0)
 }
 
 // describe tells the generation that is in force: the header's copy in this process does not follow.

@@ -33,6 +33,10 @@ func New(cfg Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
+	numa, err := hostMemory.nodeFor(&cfg)
+	if err != nil {
+		return nil, err
+	}
 	n := &Node{cfg: cfg, directory: client.NewDirectory()}
 	engine := transfer.Config{
 		Name: "node/" + cfg.Host, Listen: cfg.Listen, Advertise: cfg.Advertise, Token: cfg.Token, Logger: cfg.Logger,
@@ -46,7 +50,7 @@ func New(cfg Config) (*Node, error) {
 	}
 	n.bucket, n.places = newBucket(cfg.clock, cfg.Bandwidth), make(chan struct{}, chunksAtOnce)
 	if cfg.DRAM > 0 {
-		n.add("dram", &dram{size: cfg.DRAM, prefault: cfg.Prefault})
+		n.add("dram", &dram{size: cfg.DRAM, prefault: cfg.Prefault, numa: numa, log: cfg.Logger})
 	}
 	for _, s := range cfg.SSD {
 		n.add("ssd "+s.Dir, newSSD(s, cfg.Logger))

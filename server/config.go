@@ -1,8 +1,10 @@
 package server
 
 import (
+	"fmt"
 	"log/slog"
 	"reflect"
+	"strconv"
 	"strings"
 	"time"
 
@@ -45,6 +47,7 @@ type Config struct {
 	TransferNumQPPerEP   int    `yaml:"transfer_num_qp_per_ep" help:"Queue pairs of each such peer, 1 to 64."`
 
 	DRAM           Size   `yaml:"dram" help:"Memory of this process to contribute to the pool, as larder node does; what lies there goes with it. 0: none."`
+	DRAMNUMA       string `yaml:"dram_numa" help:"NUMA node that this memory comes from, and where placements as HOST/N find it. Empty: the host's only one, or the one that this process is bound to."`
 	SSD            string `yaml:"ssd" help:"Directory of an SSD store to contribute. Empty: none."`
 	SSDCompression string `yaml:"ssd_compression" help:"Whether the SSD stores values as zstd: auto (where it pays), on or off."`
 	SSDCompactRate Size   `yaml:"ssd_compact_rate" help:"Bytes per second that the SSD's compaction writes while no store waits for it."`
@@ -116,6 +119,19 @@ func (w *Watermarks) UnmarshalText(b []byte) error {
 		*w = Watermarks(v.String())
 	}
 	return err //nolint:wrapcheck // it says all
+}
+
+// NUMANode is the number in DRAMNUMA, nil if there is none.
+func (c *Config) NUMANode() (*int, error) {
+	if c.DRAMNUMA == "" {
+		return nil, nil //nolint:nilnil // described above
+	}
+	n, err := strconv.ParseUint(c.DRAMNUMA, 10, 10)
+	node := int(n) // it has 10 bits
+	if err != nil {
+		return nil, fmt.Errorf("%q: write the number of a NUMA node", clip(c.DRAMNUMA))
+	}
+	return &node, nil
 }
 
 // Split returns what the settings of a pool call tier_low and tier_lows.

@@ -204,8 +204,10 @@ func (c *Config) checkPool(p *problems) {
 }
 
 func (c *Config) checkLimits(p *problems) {
+	_, err := c.NUMANode()
+	p.check(err == nil, "dram_numa: %v", err)
 	p.check(c.MaxConnections > 0, "max_connections: choose at least 1")
-	err := c.TierLow.into(&meta.Settings{})
+	err = c.TierLow.into(&meta.Settings{})
 	p.check(err == nil, "tier_low: %v", err)
 	p.check(c.TouchBudget > 0, "touch_budget: choose at least 1; without recorded uses every policy is fifo")
 	p.check(c.RevokeWatermark >= 0 && c.RevokeWatermark <= 100, "revoke_watermark: %d is no percentage", c.RevokeWatermark)

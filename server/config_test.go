@@ -226,6 +226,7 @@ func TestValidateSaysWhatToDo(t *testing.T) {
 			c.Peers, c.NodeID = []PeerConfig{{1, "a:1", "a:2", "a:3"}, {1, "b:1", "b:2", "b:3"}}, 1
 		}, "given twice"},
 		{"join and peers", func(c *Config) { c.Join, c.NodeID, c.Peers = true, 1, []PeerConfig{{1, "a:1", "a:2", "a:3"}} }, "leave peers out"},
+		{"NUMA node", func(c *Config) { c.DRAMNUMA = "cpu0" }, "write the number of a NUMA node"},
 		{"tier", func(c *Config) { c.Pool[0].Tier = "tape" }, "none of cxl, dram, ssd"},
 		{"coherence", func(c *Config) { c.Pool[0].Coherence = "software" }, "none of hardware, none"},
 		{"device size", func(c *Config) { c.Pool[0].Size = 1 << 20 }, "too small"},

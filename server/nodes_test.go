@@ -620,3 +620,25 @@ func TestAnOwnerThatHasMappedItsRegionIsNotFencedByTransfer(t *testing.T) {
 	require.Equal(t, int64(1), r.m.n.RegionsFenced.Load())
 	require.Nil(t, n.pushed(protocol.TypeFence))
 }
+
+// Memory of a host is told apart by its NUMA node, if its home says which that is.
+func TestDRAMIsPlacedByItsNUMANode(t *testing.T) {
+	r := newTierRig(t)
+	var nodes []*testNode
+	for i, digit := range []string{"1", "2"} {
+		n := r.node("h1", "dram", digit, 8)
+		n.attach.NUMA = uint64(i) + 1
+		require.True(t, n.serve())
+		nodes = append(nodes, n)
+	}
+	c := r.remote("c", "h2")
+	at := func(req protocol.AllocRequest) uint64 {
+		req.Size, req.PageSize = testPage, testPage
+		a := c.alloc(req)
+		require.NoError(t, a.Err())
+		return a.Region.Device
+	}
+	require.Equal(t, nodes[1].device, at(protocol.AllocRequest{Near: []string{"h1/1"}}))
+	require.Equal(t, nodes[0].device, at(protocol.AllocRequest{Near: []string{"h1/0"}}))
+	require.Equal(t, nodes[1].device, at(protocol.AllocRequest{Near: []string{"h1"}, Avoid: []string{"h1/0"}}))
+}
