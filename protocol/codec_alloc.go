@@ -236,16 +236,14 @@ func (m *ListAllocationsReply) Decode(b []byte) error {
 }
 
 func (d *dec) allocations(s []Region) []Region {
-	s = s[:0]
-	for n := d.arrayHead(MaxList); d.next(&n); {
-		s = append(s, Region{})
-		d.allocation(&s[len(s)-1])
-		d.inside("allocations", len(s)-1)
+	for v := range elements(d, &s, MaxList, "allocations") {
+		d.allocation(v)
 	}
 	return s
 }
 
 func (d *dec) allocation(r *Region) {
+	*r = Region{}
 	have := uint(0)
 	for n := d.element(); d.next(&n); {
 		name := d.name()

@@ -43,15 +43,13 @@ func (e *enc) optLocations(name string, locations []Location) {
 
 // locations reads at most MaxCopies locations.
 func (d *dec) locations(name string, s []Location) []Location {
-	s = s[:0]
-	for n := d.arrayHead(MaxCopies); d.next(&n); {
-		s = append(s, Location{})
-		l, have := &s[len(s)-1], uint(0)
+	for l := range elements(d, &s, MaxCopies, name) {
+		*l = Location{}
+		have := uint(0)
 		for k := d.element(); d.next(&k); {
 			have |= d.wholeLocation(d.name(), l)
 		}
 		d.need(have, "handle", "kv_offset", "kv_length")
-		d.inside(name, len(s)-1)
 	}
 	return s
 }

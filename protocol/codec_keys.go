@@ -337,11 +337,8 @@ func (m *ListKeysReply) Decode(b []byte) error {
 }
 
 func (d *dec) keyInfos(s []KeyInfo) []KeyInfo {
-	s = s[:0]
-	for n := d.arrayHead(MaxBatch); d.next(&n); {
-		s = grow(s)
-		d.keyInfo(&s[len(s)-1])
-		d.inside("keys", len(s)-1)
+	for v := range elements(d, &s, MaxBatch, "keys") {
+		d.keyInfo(v)
 	}
 	return s
 }

@@ -161,18 +161,15 @@ func (e *enc) optPages(name string, pages []Page) {
 	}
 }
 
-func (d *dec) pages(name string, pages []Page) []Page {
-	pages = pages[:0]
-	i := 0
-	for n := d.arrayHead(MaxList); d.next(&n); i++ {
-		pages = append(pages, Page{})
-		d.page(&pages[i])
-		d.inside(name, i)
+func (d *dec) pages(name string, s []Page) []Page {
+	for v := range elements(d, &s, MaxList, name) {
+		d.page(v)
 	}
-	return pages
+	return s
 }
 
 func (d *dec) page(p *Page) {
+	*p = Page{}
 	have := uint(0)
 	for n := d.element(); d.next(&n); {
 		switch string(d.name()) {

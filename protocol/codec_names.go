@@ -160,16 +160,14 @@ func (e *enc) names(field string, list []NameInfo) {
 }
 
 func (d *dec) names(field string, s []NameInfo) []NameInfo {
-	s = s[:0]
-	for n := d.arrayHead(MaxNames); d.next(&n); {
-		s = append(s, NameInfo{})
-		d.nameInfo(&s[len(s)-1])
-		d.inside(field, len(s)-1)
+	for v := range elements(d, &s, MaxNames, field) {
+		d.nameInfo(v)
 	}
 	return s
 }
 
 func (d *dec) nameInfo(v *NameInfo) {
+	*v = NameInfo{}
 	have := uint(0)
 	for n := d.element(); d.next(&n); {
 		switch string(d.name()) {

@@ -195,16 +195,14 @@ func (m *HandshakeReply) decodeNumber(d *dec, name []byte) {
 }
 
 func (d *dec) members(s []Member) []Member {
-	s = s[:0]
-	for n := d.arrayHead(MaxBatch); d.next(&n); {
-		s = append(s, Member{})
-		d.member(&s[len(s)-1])
-		d.inside("members", len(s)-1)
+	for v := range elements(d, &s, MaxBatch, "members") {
+		d.member(v)
 	}
 	return s
 }
 
 func (d *dec) member(v *Member) {
+	*v = Member{}
 	have := uint(0)
 	for n := d.element(); d.next(&n); {
 		switch string(d.name()) {
@@ -227,21 +225,15 @@ func (d *dec) member(v *Member) {
 }
 
 func (d *dec) devices(s []Device) []Device {
-	s = s[:0]
-	for n := d.arrayHead(MaxBatch); d.next(&n); {
-		s = grow(s)
-		d.device(&s[len(s)-1], d.element())
-		d.inside("devices", len(s)-1)
+	for v := range elements(d, &s, MaxBatch, "devices") {
+		d.device(v, d.element())
 	}
 	return s
 }
 
 func (d *dec) owned(s []OwnedRegion) []OwnedRegion {
-	s = s[:0]
-	for n := d.arrayHead(MaxList); d.next(&n); {
-		s = grow(s)
-		d.ownedRegion(&s[len(s)-1])
-		d.inside("regions", len(s)-1)
+	for v := range elements(d, &s, MaxList, "regions") {
+		d.ownedRegion(v)
 	}
 	return s
 }

@@ -51,11 +51,8 @@ func (m *ReportStatsRequest) Decode(b []byte) error {
 }
 
 func (d *dec) statsEntries(s []StatsEntry) []StatsEntry {
-	s = s[:0]
-	for n := d.arrayHead(MaxReport); d.next(&n); {
-		s = grow(s)
-		d.statsEntry(&s[len(s)-1])
-		d.inside("entries", len(s)-1)
+	for v := range elements(d, &s, MaxReport, "entries") {
+		d.statsEntry(v)
 	}
 	return s
 }
@@ -320,16 +317,14 @@ func (m *GetUsageReply) Decode(b []byte) error {
 }
 
 func (d *dec) usages(s []InstanceUsage) []InstanceUsage {
-	s = s[:0]
-	for n := d.arrayHead(MaxList); d.next(&n); {
-		s = append(s, InstanceUsage{})
-		d.usage(&s[len(s)-1])
-		d.inside("instances", len(s)-1)
+	for v := range elements(d, &s, MaxList, "instances") {
+		d.usage(v)
 	}
 	return s
 }
 
 func (d *dec) usage(v *InstanceUsage) {
+	*v = InstanceUsage{}
 	have := uint(0)
 	for n := d.element(); d.next(&n); {
 		switch string(d.name()) {

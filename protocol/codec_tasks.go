@@ -101,11 +101,8 @@ func (m *TasksReply) Decode(b []byte) error {
 }
 
 func (d *dec) tasks(s []Task) []Task {
-	s = s[:0]
-	for n := d.arrayHead(MaxTasks); d.next(&n); {
-		s = grow(s)
-		d.task(&s[len(s)-1])
-		d.inside("tasks", len(s)-1)
+	for v := range elements(d, &s, MaxTasks, "tasks") {
+		d.task(v)
 	}
 	return s
 }
@@ -138,11 +135,8 @@ func (d *dec) task(t *Task) {
 }
 
 func (d *dec) taskItems(s []TaskItem) []TaskItem {
-	s = s[:0]
-	for n := d.arrayHead(MaxTaskItems); d.next(&n); {
-		s = grow(s)
-		d.taskItem(&s[len(s)-1])
-		d.inside("items", len(s)-1)
+	for v := range elements(d, &s, MaxTaskItems, "items") {
+		d.taskItem(v)
 	}
 	return s
 }
@@ -346,11 +340,8 @@ func (m *TaskStatusReply) Decode(b []byte) error {
 	for n := d.top(); d.next(&n); {
 		switch name := d.name(); string(name) {
 		case "tasks":
-			m.Tasks = m.Tasks[:0]
-			for k := d.arrayHead(MaxBatch); d.next(&k); {
-				m.Tasks = append(m.Tasks, TaskStatus{})
-				d.taskStatus(&m.Tasks[len(m.Tasks)-1])
-				d.inside("tasks", len(m.Tasks)-1)
+			for v := range elements(&d, &m.Tasks, MaxBatch, "tasks") {
+				d.taskStatus(v)
 			}
 			have |= 1
 		default:
@@ -361,6 +352,7 @@ func (m *TaskStatusReply) Decode(b []byte) error {
 }
 
 func (d *dec) taskStatus(v *TaskStatus) {
+	*v = TaskStatus{}
 	have := uint(0)
 	for n := d.element(); d.next(&n); {
 		switch string(d.name()) {

@@ -3,6 +3,7 @@ package protocol
 import (
 	"encoding/binary"
 	"fmt"
+	"iter"
 	"math"
 	"unicode/utf8"
 )
@@ -403,6 +404,21 @@ func grow[T any](s []T) []T {
 	}
 	var zero T
 	return append(s, zero)
+}
+
+// elements reads the head of an array of at most limit elements, and yields their places in s one after the other: the loop's
+// body reads each, over what was there before. field is the array's name. It is inlined, so that d stays where it is.
+func elements[T any](d *dec, s *[]T, limit int, field string) iter.Seq[*T] {
+	return func(yield func(*T) bool) {
+		*s = (*s)[:0]
+		for n := d.arrayHead(limit); d.next(&n); {
+			*s = grow(*s)
+			if !yield(&(*s)[len(*s)-1]) {
+				return
+			}
+			d.inside(field, len(*s)-1)
+		}
+	}
 }
 
 // skip passes over one value of a field that is not known here.
