@@ -121,6 +121,7 @@ type slice struct {
 	from     uint64 // of the request
 	length   uint64
 	began    int64  // when it was handed to a connection
+	sent     uint64 // what the connection has sent once it is, in bytes
 	under    int64  // bytes that were under way on the connection then, its own among them
 	prefer   uint64 // rails that it should take, by number; 0 for any
 	tried    uint64 // lanes that have nothing left for it, by number

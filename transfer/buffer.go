@@ -301,6 +301,13 @@ func (e *Engine) hold(op Op, h Handle, off, length uint64, by interrupter) (*Buf
 	return b, b.mem[off : off+length : off+length], nil
 }
 
+// retain holds once more what its caller holds.
+func (b *Buffer) retain(by interrupter) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.users = append(b.users, by)
+}
+
 // looked comes after a look into the buffer's memory, and before anybody is told what was there. The race detector does not
 // see that whoever is told writes later, but it sees the lock, which each writer has had since.
 func (b *Buffer) looked() {

@@ -23,6 +23,11 @@
 //	           confirmed that the connection is closed and nobody reads it, or is not the process any more that it was
 //	storage    a READ lands here, as over tcp. A WRITE of a connection has ended there before its end is confirmed
 //
+// To other hosts the kernel sends long bodies over TCP from the memory that they lie in, where it can ([Config.ZeroCopy]). An
+// answer to a READ then holds its buffer until the kernel has let go of that memory, and [Buffer.Retire] waits for it: a connection
+// that does not get rid of its answers is reset first. A WRITE ends as above, and no earlier than the peer's TCP has all of it.
+// What is neither confirmed nor let go of within [Config.AbortTimeout] of the reset ends as unsettled, later by that time.
+//
 // A peer that is stuck cannot confirm anything. A request that waits for it ends after [Config.AbortTimeout] with
 // [ErrUnsettled]: bytes of a WRITE may still land in the range that it named, until [Batch.Settled] is closed.
 //

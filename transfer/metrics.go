@@ -23,6 +23,7 @@ type counters struct {
 	unsent     atomic.Uint64
 	received   atomic.Uint64
 	refused    atomic.Uint64 // notifications from others that found the queue full
+	zeroCopy   zeroCopyCounters
 }
 
 // transportCounters are those of one transport, to all peers.
@@ -97,6 +98,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	m.transports(c.e.counters)
 	m.own(c.e)
 	m.batches(c.e.counters)
+	m.zeroCopy(&c.e.counters.zeroCopy)
 }
 
 // metrics sends metrics.
@@ -195,6 +197,15 @@ func (m metrics) transports(c *counters) {
 		m.counter("served_slices_total", "Slices that peers have moved over connections to here.", s.slices.Load(), "op", op.String())
 		m.counter("served_bytes_total", "Bytes of those.", s.bytes.Load(), "op", op.String())
 	}
+}
+
+// zeroCopy emits what became of writes that were not to be copied.
+func (m metrics) zeroCopy(c *zeroCopyCounters) {
+	for outcome, n := range map[string]uint64{"spared": c.spared.Load(), "copied": c.copied.Load(), "refused": c.refused.Load()} {
+		m.counter("zero_copy_writes_total", "Writes over TCP that the kernel was asked not to copy, by what it did.", n, "outcome", outcome)
+	}
+	m.counter("zero_copy_given_up_total", "Connections that do without zero-copy writes since the kernel copied all the same.",
+		c.givenUp.Load())
 }
 
 // own emits what the engine has.

@@ -533,7 +533,7 @@ func TestHostileRDMA(t *testing.T) {
 	greet := func() *stream {
 		c, err := net.Dial("tcp", there.Addresses()[0])
 		require.NoError(t, err)
-		s, err := newStream(c.(*net.TCPConn), nil)
+		s, err := newStream(c.(*net.TCPConn))
 		require.NoError(t, err)
 		hi, err := json.Marshal(hello{Engine: "00000000000000000000000000000000", Kind: kindRDMA})
 		require.NoError(t, err)

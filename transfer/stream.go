@@ -30,17 +30,20 @@ type stream struct {
 	err   error
 	moved atomic.Int64 // bytes that were read, ever
 	out   net.Buffers
+
+	wait syscall.RawConn          // what a read waits for: raw, or what zero has for it
+	zero atomic.Pointer[zeroCopy] // nil if all that is written is copied
 }
 
 // readAhead is room for 21 headers: as many small frames come with one system call, and little of a body is copied twice.
 const readAhead = 1 << 10
 
-func newStream(conn *net.TCPConn, idle func() error) (*stream, error) {
+func newStream(conn *net.TCPConn) (*stream, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	s := &stream{conn: conn, raw: raw, idle: idle}
+	s := &stream{conn: conn, raw: raw, wait: raw}
 	s.try = s.readv
 	if sameHost(conn) {
 		_ = raw.Control(func(fd uintptr) { // slower without, but right
@@ -68,6 +71,9 @@ func (s *stream) readv(fd uintptr) bool {
 		case errno == syscall.EINTR:
 			continue
 		case errno == syscall.EAGAIN:
+			if z := s.zero.Load(); z != nil {
+				z.drain()
+			}
 			if s.idle != nil {
 				if s.err = s.idle(); s.err != nil {
 					return true
@@ -89,7 +95,7 @@ func (s *stream) readv(fd uintptr) bool {
 // fill reads once into iov.
 func (s *stream) fill() (int, error) {
 	s.n, s.err = 0, nil
-	if err := s.raw.Read(s.try); err != nil {
+	if err := s.wait.Read(s.try); err != nil {
 		return 0, err
 	}
 	return s.n, s.err
@@ -221,6 +227,22 @@ func (s *stream) write(buffers [][]byte) error {
 	s.out = buffers
 	_, err := s.out.WriteTo(s.conn)
 	return err
+}
+
+// expire ends what waits for the connection, now and later.
+func (s *stream) expire() {
+	if z := s.zero.Load(); z != nil {
+		_ = z.ready.SetDeadline(past()) // it fails for closed ones only
+	}
+	_ = s.conn.SetDeadline(past()) // it fails for closed ones only
+}
+
+// close closes the connection, which nobody reads or writes any more.
+func (s *stream) close() {
+	if z := s.zero.Load(); z != nil {
+		_ = z.ready.Close() // it holds nothing
+	}
+	_ = s.conn.Close() // what it carried is dealt with
 }
 
 // call is one exchange on a control connection, within a time.

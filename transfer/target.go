@@ -108,9 +108,9 @@ func (t *target) accept(l net.Listener) {
 var errFull = errors.New("transfer: too many connections")
 
 func (t *target) admit(conn *net.TCPConn) (*served, error) {
-	c := &served{t: t, gone: make(chan struct{}), used: t.e.now()}
+	c := &served{t: t, gone: make(chan struct{}), used: t.e.now(), heads: &[burst * headerSize]byte{}}
 	c.ctx, c.stop = context.WithCancel(context.Background())
-	s, err := newStream(conn, nil)
+	s, err := newStream(conn)
 	if err != nil {
 		return nil, err
 	}
@@ -178,8 +178,9 @@ type served struct {
 
 	// Answers to reads wait for more that have been asked for already, and are written at once.
 	reading []*Buffer // held
-	heads   [burst * headerSize]byte
+	heads   *[burst * headerSize]byte
 	frames  [][]byte
+	bytes   uint64 // of buffers
 
 	storing storing
 }
@@ -187,7 +188,7 @@ type served struct {
 // interrupt implements interrupter.
 func (c *served) interrupt() {
 	c.stop()
-	_ = c.s.conn.SetDeadline(past()) // it fails for closed ones only
+	c.s.expire()
 }
 
 func (c *served) serve() {
@@ -195,14 +196,18 @@ func (c *served) serve() {
 	err := c.run()
 	c.endStorage()
 	c.stop()
+	grace := time.Duration(0)
 	if !c.torn && c.hello.Load() != nil && c.hello.Load().Kind == kindData && !errors.Is(err, io.EOF) {
 		_ = c.s.conn.SetWriteDeadline(soon(100 * time.Millisecond)) // whoever does not get it asks
-		_ = c.s.send(&header{kind: frameBye, seq: c.done}, nil)
+		if c.s.send(&header{kind: frameBye, seq: c.done}, nil) == nil {
+			grace = zeroCopyGrace
+		}
 	}
+	c.s.zero.Load().finish(grace, forever) // answers hold buffers until then
 	c.t.mu.Lock()
 	delete(c.t.conns, c)
 	c.t.mu.Unlock()
-	_ = c.s.conn.Close() // it was for reading
+	c.s.close()
 	close(c.gone)
 	c.t.e.cfg.Logger.Debug("transfer: a connection ends", slog.String("peer", c.s.conn.RemoteAddr().String()), slog.Any("error", err))
 }
@@ -212,6 +217,9 @@ func (c *served) run() error {
 	h, err := c.t.e.answerHello(c.s, c.hello.Store)
 	if err != nil {
 		return err
+	}
+	if h.Kind == kindData {
+		c.t.e.spareCopies(c.s)
 	}
 	switch {
 	case c.ctx.Err() != nil: // it was interrupted, and its deadline may have been taken back
@@ -285,6 +293,7 @@ func (c *served) read(h *header) error {
 	c.t.e.counters.served[Read].add(uint64(h.length))
 	c.frames = append(c.frames, head, mem)
 	c.reading = append(c.reading, b)
+	c.bytes += uint64(len(mem))
 	if c.s.more() == frameRead && len(c.reading) < burst {
 		return nil
 	}
@@ -298,7 +307,7 @@ func (c *served) flush(seq uint64) error {
 		return err
 	}
 	c.torn = true
-	if err := c.s.write(c.frames); err != nil {
+	if err := c.writeAnswers(); err != nil {
 		if errors.Is(err, syscall.EFAULT) { // the peer asks again, and then it is told
 			for _, b := range c.reading {
 				b.suspect.Store(true)
@@ -310,6 +319,18 @@ func (c *served) flush(seq uint64) error {
 	return nil
 }
 
+// writeAnswers writes them. Those that the kernel sends from the buffers themselves hold these until it has let go of them.
+func (c *served) writeAnswers() error {
+	if z := c.s.zero.Load(); z.pays(len(c.reading), c.bytes) {
+		if a := z.answering(c.reading, c); a != nil {
+			defer z.answered(a)
+			a.heads, c.heads = c.heads, a.heads
+			return z.write(c.s.raw, c.frames, a)
+		}
+	}
+	return c.s.write(c.frames)
+}
+
 // letGo releases what reads have held.
 func (c *served) letGo() {
 	for i, b := range c.reading {
@@ -317,7 +338,7 @@ func (c *served) letGo() {
 		c.reading[i] = nil
 	}
 	clear(c.frames)
-	c.reading, c.frames = c.reading[:0], c.frames[:0]
+	c.reading, c.frames, c.bytes = c.reading[:0], c.frames[:0], 0
 }
 
 // write takes bytes into a buffer.

@@ -39,6 +39,9 @@ type connection struct {
 	s    *stream
 	stop func() bool
 
+	// heads are the writer's, in the order of ring: each stays as it is until it has been answered, as what is not copied must.
+	heads [windowSlices * headerSize]byte
+
 	scratch [][]byte // the writer's
 	mu      sync.Mutex
 	room    sync.Cond
@@ -46,6 +49,7 @@ type connection struct {
 	head    uint64 // the last slice that was answered; slices are numbered from 1
 	tail    uint64 // the last that was handed to the writer
 	bytes   uint64 // under way
+	sent    uint64 // bytes of frames, once those up to tail are
 	landing uint64 // the slice whose bytes are being read into their place
 	err     error  // why it ends
 	bye     uint64 // the peer's last word
@@ -77,11 +81,12 @@ func carryTCP(r *rail) {
 		r.missed(err)
 		return
 	}
+	e.spareCopies(s)
 	c := &connection{rail: r, id: id, s: s, used: e.now()}
 	c.room.L = &c.mu
 	c.stop = func() bool { return c.dead.Load() || c.idle.Load() }
 	if !r.register(c) {
-		_ = s.conn.Close() // nothing has been sent
+		s.close() // nothing has been sent
 		return
 	}
 	wrote := make(chan struct{})
@@ -122,7 +127,7 @@ func (c *connection) kill(err error) {
 	c.dead.Store(true)
 	c.room.Broadcast()
 	c.mu.Unlock()
-	_ = c.s.conn.SetDeadline(past()) // it fails for closed ones only
+	c.s.expire()
 	l := c.rail.lane
 	l.mu.Lock()
 	l.cond.Broadcast()
@@ -133,7 +138,6 @@ func (c *connection) kill(err error) {
 func (c *connection) write() error {
 	var out [burst]*slice
 	var sums [burst]uint64
-	heads := make([]byte, burst*headerSize)
 	var frames [][]byte
 	for {
 		most, room, err := c.waitForRoom()
@@ -155,15 +159,23 @@ func (c *connection) write() error {
 			return errIdle
 		}
 		frames = frames[:0]
+		bytes := uint64(0)
 		for i, s := range out[:n] {
-			head := heads[i*headerSize : (i+1)*headerSize]
+			seq := first + uint64(i)
+			head := c.heads[seq%windowSlices*headerSize:][:headerSize]
 			frames = append(frames, head)
-			c.encode(s, first+uint64(i), sums[i], head)
+			c.encode(s, seq, sums[i], head)
 			if s.request.Op == Write {
 				frames = s.pieces(frames)
+				bytes += s.length
 			}
 		}
-		if err := c.s.write(frames); err != nil {
+		if z := c.s.zero.Load(); z.pays(n, bytes) {
+			err = z.write(c.s.raw, frames, nil)
+		} else {
+			err = c.s.write(frames)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -191,6 +203,10 @@ func (c *connection) enter(list []*slice) (first uint64, ok bool) {
 		c.tail++
 		c.ring[c.tail%windowSlices] = s
 		c.bytes += s.length
+		if c.sent += headerSize; s.request.Op == Write {
+			c.sent += s.length
+		}
+		s.sent = c.sent
 		s.under = int64(c.bytes) //nolint:gosec // the window
 	}
 	return first, true
@@ -267,7 +283,10 @@ func (c *connection) read() error {
 	}
 }
 
-var errOrder = errors.New("transfer: the peer answers what was not asked, or in another order")
+var (
+	errOrder = errors.New("transfer: the peer answers what was not asked, or in another order")
+	errEarly = errors.New("transfer: the peer answers what it has not received")
+)
 
 // next is the oldest slice under way, which must have a number.
 func (c *connection) next(seq uint64) (*slice, error) {
@@ -276,8 +295,12 @@ func (c *connection) next(seq uint64) (*slice, error) {
 	if seq != c.head+1 || seq > c.tail {
 		return nil, errOrder
 	}
+	s := c.ring[seq%windowSlices]
+	if s.request.Op == Write && !c.s.zero.Load().received(s.sent) {
+		return nil, errEarly
+	}
 	c.landing = seq
-	return c.ring[seq%windowSlices], nil
+	return s, nil
 }
 
 // pop takes the oldest slice out of the window.
@@ -414,9 +437,10 @@ func (c *connection) finish() {
 	l := c.rail.lane
 	err := c.err
 	if errors.Is(err, errIdle) && c.head == c.tail {
-		_ = c.s.conn.Close() // nothing is under way
+		c.s.close() // nothing is under way
 		return
 	}
+	c.s.zero.Load().finish(0, l.seg.e.cfg.AbortTimeout) // a NIC that keeps it for longer keeps nothing from being confirmed
 	via := c.rail
 	switch {
 	case errors.Is(err, ErrTimeout), errors.Is(err, syscall.EFAULT): // of one batch: nothing is wrong with the rail
@@ -437,7 +461,7 @@ func (c *connection) finish() {
 			l.retry(s, via, err)
 		}
 	}
-	_ = c.s.conn.Close() // what it carried is dealt with
+	c.s.close()
 	if len(unsure) > 0 {
 		c.settle(unsure, via, err)
 	}
