@@ -33,6 +33,7 @@ type nodeCmd struct {
 	NICs         []string     `name:"nics" env:"LARDER_NODE_NICS" placeholder:"NAME" help:"NICs for RDMA, as mlx5_0 or mlx5_0/2; none for none (default: all)."`
 	Topology     topologyFile `env:"LARDER_NODE_TOPOLOGY" placeholder:"FILE" help:"Topology of this host as JSON (default: as its sysfs tells; see larder transfer probe --json)."`
 	Transports   []string     `env:"LARDER_NODE_TRANSPORTS" help:"Transports to use: local, shm, rdma, tcp (default: all)."`
+	ZeroCopy     string       `env:"LARDER_NODE_ZERO_COPY" default:"auto" enum:"auto,on,off" help:"Whether long answers over TCP are sent from where they lie: on; off; auto, to other hosts where the kernel can (default auto)."`
 	MaxEndpoints int          `env:"LARDER_NODE_MAX_ENDPOINTS" default:"4096" help:"Peers that are connected to a NIC at once (default 4096)."`
 	Eviction     string       `env:"LARDER_NODE_EVICTION" default:"sieve" enum:"fifo,sieve" help:"Who makes room for a new peer of a NIC: fifo or sieve (default sieve)."`
 	NumQPPerEP   int          `name:"num-qp-per-ep" env:"LARDER_NODE_NUM_QP_PER_EP" default:"2" help:"Queue pairs of each such peer, 1 to 64 (default 2)."`
@@ -68,6 +69,7 @@ func (c *nodeCmd) config(logger *slog.Logger) (node.Config, error) {
 		Masters: c.Masters, Host: c.Host, Listen: c.Listen, Advertise: c.Advertise, Token: c.Token, DRAM: uint64(c.DRAM), NUMA: c.NUMA,
 		Bandwidth: uint64(c.Bandwidth), PageSize: uint64(c.PageSize), RegionSize: uint64(c.RegionSize), Prefault: c.Prefault,
 		NoMap: c.NoMap, Logger: logger, Topology: c.Topology.Topology, Transports: c.Transports,
+		ZeroCopy: c.ZeroCopy,
 	}
 	var err error
 	if cfg.Endpoints, err = endpointConfig(c.MaxEndpoints, c.NumQPPerEP, c.Eviction); err != nil {

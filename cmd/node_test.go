@@ -136,12 +136,13 @@ func TestNodesTransferOptions(t *testing.T) {
 
 	s := server.Default()
 	s.TransferTransports, s.TransferMaxEndpoints, s.TransferNumQPPerEP, s.TransferEviction = "tcp, shm", 7, 3, "fifo"
-	s.TransferTopology, s.TransferNICs = file, "none"
+	s.TransferTopology, s.TransferNICs, s.TransferZeroCopy = file, "none", "off"
 	var nc node.Config
 	stop, err := servedTransfer(&nc, &s)
 	require.NoError(t, err)
 	require.NoError(t, stop())
 	require.Equal(t, []string{"tcp", "shm"}, nc.Transports)
+	require.Equal(t, "off", nc.ZeroCopy)
 	require.Equal(t, want, nc.Endpoints)
 	require.Equal(t, "0-3", nc.Topology.Nodes[0].CPUs)
 	s.TransferNICs = "no_such_nic"

@@ -85,7 +85,7 @@ func servedTransfer(nc *node.Config, cfg *server.Config) (closeNICs func() error
 	list := func(text string) []string {
 		return strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' })
 	}
-	nc.Transports = list(cfg.TransferTransports)
+	nc.Transports, nc.ZeroCopy = list(cfg.TransferTransports), cfg.TransferZeroCopy
 	if nc.Endpoints, err = endpointConfig(cfg.TransferMaxEndpoints, cfg.TransferNumQPPerEP, cfg.TransferEviction); err != nil {
 		return nil, fmt.Errorf("transfer_max_endpoints, transfer_num_qp_per_ep, transfer_eviction: %w", err)
 	}

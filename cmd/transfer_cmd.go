@@ -43,6 +43,8 @@ type transferTarget struct {
 	Masters []string `placeholder:"ADDR" help:"Masters of a pool, host:port or unix:PATH: clients of --tenant, who then may write to it, find it there by --name."`
 	Tenant  string   `help:"Tenant whose clients find it (default: the default tenant)."`
 
+	ZeroCopy string `default:"auto" enum:"auto,on,off" help:"Whether long answers over TCP are sent from where they lie: on; off; auto, to other hosts where the kernel can (default auto)."`
+
 	Topology topologyFile `placeholder:"FILE" help:"Topology of this host as JSON (default: as its sysfs tells; see larder transfer probe --json)."`
 	Metrics  string       `placeholder:"ADDR" help:"Address at which Prometheus finds /metrics of the NICs."`
 	Plain    string       `placeholder:"ADDR" help:"Address at which to take plain TCP streams, from anybody: what larder transfer bench --plain compares with."`
@@ -75,7 +77,9 @@ func (c *transferTarget) Run(e *env) (err error) {
 	if len(c.Masters) > 0 && c.Name == "" {
 		return usageError(errors.New("transfer target: --masters: give it a --name to be found by"))
 	}
-	cfg := transfer.Config{Name: c.Name, Listen: c.Listen, Token: c.Token, Topology: c.Topology.Topology, NICs: nics}
+	cfg := transfer.Config{
+		Name: c.Name, Listen: c.Listen, Token: c.Token, ZeroCopy: c.ZeroCopy, Topology: c.Topology.Topology, NICs: nics,
+	}
 	directory := client.NewDirectory()
 	if len(c.Masters) > 0 {
 		cfg.Directory = directory
@@ -138,6 +142,7 @@ type transferBench struct {
 	Plain      string        `placeholder:"ADDR" help:"Compare TCP with plain streams of the other process: the --plain of larder transfer target."`
 	Slice      server.Size   `default:"64KiB" help:"Bytes that are moved at once (default 64KiB)."`
 	Conns      int           `name:"connections" default:"2" help:"Connections of a rail (default 2)."`
+	ZeroCopy   string        `default:"auto" enum:"auto,on,off" help:"Whether long writes over TCP, and the answers of the target that is started, are sent from where they lie: on; off; auto, to other hosts where the kernel can (default auto)."`
 	Checksums  bool          `help:"Check the bytes end to end."`
 	From       []string      `placeholder:"ADDR" help:"Addresses here from which rails leave (default: as the system routes)."`
 	Topology   topologyFile  `placeholder:"FILE" help:"Topology of this host as JSON (default: as its sysfs tells)."`
@@ -158,7 +163,7 @@ func (c *transferBench) Run(e *env) (err error) {
 	cfg := &bench.Transfer{
 		To: c.To, Buffer: c.Buffer, Token: c.Token, Transports: c.Transports, Batch: c.Batch, Threads: c.Threads, Plain: c.Plain,
 		SliceSize: int(c.Slice), Conns: c.Conns, Checksums: c.Checksums, Time: c.Time, //nolint:gosec // checked by transfer.New
-		From: c.From, Topology: c.Topology.Topology, Rounds: c.Rounds, DeadRail: c.DeadRail,
+		From: c.From, Topology: c.Topology.Topology, Rounds: c.Rounds, DeadRail: c.DeadRail, ZeroCopy: c.ZeroCopy,
 		Progress: func(what string) { fmt.Fprintln(e.stderr, "measuring", what) },
 	}
 	if err := c.check(cfg); err != nil {
@@ -239,7 +244,7 @@ func startTarget(e *env, c *transferBench, cfg *bench.Transfer) (stop func(), er
 		size = c.Size
 		args = append(args, "--file="+c.File)
 	}
-	args = append(args, fmt.Sprintf("--size=%v", size))
+	args = append(args, fmt.Sprintf("--size=%v", size), "--zero-copy="+c.ZeroCopy)
 	for i := range c.Rails {
 		args = append(args, fmt.Sprintf("--listen=127.0.0.%d:0", 1+i))
 	}

@@ -32,6 +32,8 @@ type Config struct {
 	Endpoints  transfer.EndpointConfig
 	Topology   *transfer.Topology
 	Transports []string
+	// ZeroCopy is as well: what is sent over TCP is not copied first.
+	ZeroCopy string
 
 	DRAM   uint64   // bytes of this process's memory, header included; 0 = none
 	NUMA   *int     // NUMA node that it comes from; nil = that of the host if it has one alone, or that this process is bound to

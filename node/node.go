@@ -41,6 +41,7 @@ func New(cfg Config) (*Node, error) {
 	engine := transfer.Config{
 		Name: "node/" + cfg.Host, Listen: cfg.Listen, Advertise: cfg.Advertise, Token: cfg.Token, Logger: cfg.Logger,
 		NICs: cfg.NICs, Endpoints: cfg.Endpoints, Topology: cfg.Topology, Transports: cfg.Transports,
+		ZeroCopy: cfg.ZeroCopy,
 	}
 	if cfg.published {
 		engine.Directory = addresses{n.directory}

@@ -42,6 +42,7 @@ type Config struct {
 	TransferNICs         string `yaml:"transfer_nics" help:"NICs for RDMA, as mlx5_0 or mlx5_0/2, with commas in between; none for none. Empty: all."`
 	TransferTopology     string `yaml:"transfer_topology" help:"File with the topology of this host as JSON; see larder transfer probe --json. Empty: as its sysfs tells."`
 	TransferTransports   string `yaml:"transfer_transports" help:"Transports to use, of local, shm, rdma and tcp, with commas in between. Empty: all."`
+	TransferZeroCopy     string `yaml:"transfer_zero_copy" help:"Whether long answers over TCP are sent from where they lie: on; off; auto, to other hosts where the kernel can."`
 	TransferMaxEndpoints int    `yaml:"transfer_max_endpoints" help:"Peers that are connected to a NIC at once."`
 	TransferEviction     string `yaml:"transfer_eviction" help:"Who makes room for a new peer of a NIC: fifo or sieve."`
 	TransferNumQPPerEP   int    `yaml:"transfer_num_qp_per_ep" help:"Queue pairs of each such peer, 1 to 64."`
@@ -216,6 +217,7 @@ func Default() Config {
 		MinFreeDisk:       256 << 20,
 
 		TransferMaxEndpoints: 4096,
+		TransferZeroCopy:     "auto",
 		TransferEviction:     "sieve",
 		TransferNumQPPerEP:   2,
 		SSDCompression:       "auto",

@@ -29,6 +29,7 @@ type Transfer struct {
 	SliceSize  int
 	Conns      int // connections of a rail
 	Checksums  bool
+	ZeroCopy   string             // see transfer.Config
 	From       []string           // addresses here from which rails leave
 	Topology   *transfer.Topology // nil for this host's as the kernel tells it
 	NICs       []transfer.NIC
@@ -109,7 +110,7 @@ func RunTransfer(ctx context.Context, cfg *Transfer) (*TransferReport, error) {
 func (cfg *Transfer) measure(ctx context.Context, transport string) (rows []TransferRow, err error) {
 	e, err := transfer.New(transfer.Config{
 		Transports: []string{transport}, SliceSize: cfg.SliceSize, Connections: cfg.Conns, Checksums: cfg.Checksums, Token: cfg.Token,
-		From: cfg.From, Topology: cfg.Topology, NICs: cfg.NICs,
+		From: cfg.From, Topology: cfg.Topology, NICs: cfg.NICs, ZeroCopy: cfg.ZeroCopy,
 	})
 	if err != nil {
 		return nil, err
