@@ -133,7 +133,7 @@ type transferBench struct {
 	To         []string      `placeholder:"ADDR" help:"Addresses of a larder transfer target, or another engine. Without any a target is started on this host."`
 	Buffer     string        `default:"bench" help:"Name of the buffer there (default bench)."`
 	Token      string        `env:"LARDER_TRANSFER_TOKEN" help:"What the target was given."`
-	Transports []string      `name:"transport" help:"Transports to measure: shm, rdma, tcp (default: all that lead there)."`
+	Transports []string      `name:"transport" help:"Transports to measure: shm, rdma, tcp (default: all that lead there), and local: this process's own memory, or --file."`
 	Ops        []string      `name:"op" default:"read,write" enum:"read,write" help:"Operations (default read,write)."`
 	Blocks     []server.Size `name:"block" default:"4KiB,64KiB,1MiB" help:"Bytes of a request (default 4KiB,64KiB,1MiB)."`
 	Batch      int           `default:"16" help:"Requests of a batch (default 16)."`
@@ -150,7 +150,7 @@ type transferBench struct {
 	Rounds     int           `default:"1" help:"Rounds, of which the medians count (default 1)."`
 	Rails      int           `default:"1" help:"Addresses of the target that is started: 127.0.0.1 and those that follow (default 1)."`
 	DeadRail   bool          `help:"Measure what a rail that does not work costs."`
-	File       string        `placeholder:"PATH" help:"Have the target that is started register a file or block device, of --size."`
+	File       string        `placeholder:"PATH" help:"Have the target that is started, or this process with --transport local, register a file or block device, of --size."`
 	Size       server.Size   `default:"1GiB" help:"Bytes of --file (default 1GiB)."`
 	JSON       bool          `help:"Print JSON."`
 
@@ -178,7 +178,8 @@ func (c *transferBench) Run(e *env) (err error) {
 	}
 	defer func() { err = errors.Join(err, closeNICs()) }()
 	cfg.NICs = nics
-	if len(cfg.To) == 0 {
+	cfg.File, cfg.Size = c.File, uint64(c.Size)
+	if alone := slices.Equal(c.Transports, []string{transfer.TransportLocal}); len(cfg.To) == 0 && !alone {
 		stop, err := startTarget(e, c, cfg)
 		if err != nil {
 			return fmt.Errorf("transfer bench: start a target: %w", err)

@@ -102,6 +102,13 @@ func TestTransferBench(t *testing.T) {
 		require.Positive(t, row.Share)
 		require.Positive(t, row.Submit)
 	}
+	file := filepath.Join(t.TempDir(), "f")
+	for _, local := range [][]string{{}, {"--file", file, "--size", "1MiB"}} {
+		out.Reset()
+		args := append([]string{"transfer", "bench", "--transport", "local", "--time", "10ms", "--block", "4KiB", "--span", "1MiB"}, local...)
+		require.Equal(t, exitDone, run(t.Context(), args, &out, &failed), failed.String())
+		require.Contains(t, out.String(), "local")
+	}
 	for want, flags := range map[string][]string{
 		"larger --size":        {"--to", at, "--block", "1MiB"},
 		"a plain stream to":    {"--to", at, "--plain", "127.0.0.1:1"},
@@ -116,7 +123,7 @@ func TestTransferBench(t *testing.T) {
 		"at least two --rails": {"--dead-rail"},
 		"at most 64 rails":     {"--rails", "65"},
 		"from 4KiB to 16MiB":   {"--slice", "1KiB"},
-		"no way to the peer ":  {"--to", at, "--transport", "local"},
+		"no_such/file":         {"--transport", "local", "--file", "no_such/file"},
 	} {
 		failed.Reset()
 		args := append([]string{"transfer", "bench", "--time", "10ms"}, flags...)

@@ -26,6 +26,8 @@ type Transfer struct {
 	Threads    int    // that submit one batch after the other
 	Span       int    // bytes on each side that the requests of all threads go through, over and over
 	Plain      string // address of plain streams of To's process to compare TCP with; empty for none
+	File       string // a file or disk that the transport local, which leads to this process itself, measures; empty for memory
+	Size       uint64 // of it
 	SliceSize  int
 	Conns      int // connections of a rail
 	Checksums  bool
@@ -116,10 +118,11 @@ func (cfg *Transfer) measure(ctx context.Context, transport string) (rows []Tran
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
-	seg, err := e.Open(ctx, cfg.To...)
+	seg, closeOwn, err := cfg.open(ctx, e, transport)
 	if err != nil {
 		return nil, err
 	}
+	defer func() { err = errors.Join(err, e.Close(), closeOwn()) }()
 	there, ok := seg.Buffer(cfg.Buffer)
 	if !ok {
 		return nil, fmt.Errorf("the segment of %v has no buffer %q", cfg.To, cfg.Buffer)
@@ -144,6 +147,32 @@ func (cfg *Transfer) measure(ctx context.Context, transport string) (rows []Tran
 		}
 	}
 	return rows, nil
+}
+
+// open opens the other process's segment, or for the transport local one of this process.
+func (cfg *Transfer) open(ctx context.Context, e *transfer.Engine, transport string) (_ *transfer.Segment, closeOwn func() error, err error) {
+	closeOwn = func() error { return nil }
+	switch {
+	case transport != transfer.TransportLocal || !slices.Contains(cfg.Transports, transport):
+		seg, err := e.Open(ctx, cfg.To...)
+		return seg, closeOwn, err
+	case cfg.File == "":
+		_, _, err = e.Allocate(cfg.Span, transfer.BufferOptions{Name: cfg.Buffer})
+	default:
+		f, err := transfer.OpenFile(cfg.File, cfg.Size)
+		if err != nil {
+			return nil, nil, err
+		}
+		closeOwn = f.Close
+		if _, err := e.RegisterStorage(f, cfg.Size, transfer.BufferOptions{Name: cfg.Buffer}); err != nil {
+			return nil, nil, errors.Join(err, f.Close())
+		}
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	seg, err := e.OpenDescriptor(e.Describe())
+	return seg, closeOwn, err
 }
 
 // warm goes through all memory once, so that every page is there and mapped.
@@ -198,7 +227,7 @@ func (cfg *Transfer) yardstick(ctx context.Context, transport string, op transfe
 		return 0, nil
 	case transport == transfer.TransportTCP && cfg.Plain != "":
 		return plainRate(ctx, cfg.Plain, op, max(cfg.Conns, 1), cfg.Span, cfg.Time)
-	case transport == transfer.TransportShm:
+	case transport == transfer.TransportShm, transport == transfer.TransportLocal:
 		return cfg.copier.rate(runtime.GOMAXPROCS(0), cfg.Time), nil
 	}
 	return 0, nil
