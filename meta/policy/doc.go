@@ -18,6 +18,8 @@
 //   - ttl: what expires next
 //   - length-aware: lfu with ties toward the block latest in its request
 //   - prefix-lru: lru that never takes a block before those that continue it
+//   - larder: what is least likely to be used soon, learned from the uses of
+//     entries alike
 //   - none: no bookkeeping, a baseline for benchmarks
 //
 // # Where state lives

@@ -56,5 +56,5 @@ func Example() {
 	fmt.Println(err)
 	// Output:
 	// 2 hits of 5
-	// policy: unknown eviction policy "clock": choose one of fifo, length-aware, lfu, lru, none, prefix-lru, s3fifo, second-chance, sieve, ttl
+	// policy: unknown eviction policy "clock": choose one of fifo, larder, length-aware, lfu, lru, none, prefix-lru, s3fifo, second-chance, sieve, ttl
 }

@@ -14,7 +14,7 @@ import (
 func TestRegistry(t *testing.T) {
 	require.IsIncreasing(t, policy.Names())
 	for _, name := range []string{
-		"lru", "lfu", "fifo", "sieve", "s3fifo", "ttl", "length-aware", "prefix-lru", "none", policy.Default,
+		"lru", "lfu", "fifo", "sieve", "s3fifo", "ttl", "length-aware", "prefix-lru", "larder", "none", policy.Default,
 	} {
 		require.True(t, policy.Known(name), name)
 	}

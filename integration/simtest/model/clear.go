@@ -27,7 +27,7 @@ const (
 )
 
 // offersAll are the policies that offer all their entries for eviction, whatever else is true of these.
-var offersAll = []string{"fifo", "length-aware", "lfu", "lru", "none", "s3fifo", "sieve", "ttl"}
+var offersAll = []string{"fifo", "larder", "length-aware", "lfu", "lru", "none", "s3fifo", "sieve", "ttl"}
 
 // leavesOld notes that an entry is no longer ordered by the policy that is being replaced, if it was.
 func (w *world) leavesOld(e *entry) {
