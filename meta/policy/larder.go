@@ -57,7 +57,7 @@ const (
 )
 
 // larder keeps what is most likely to be used soon, by what it has learned of
-// entries alike: see the package's POLICIES document for the reasons.
+// entries alike: docs/POLICIES.md has the reasons.
 //
 // Entries are of few classes, each a queue by recency. For each class it learns
 // how likely an entry that was not used for so long is used within so much more

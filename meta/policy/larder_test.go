@@ -197,3 +197,15 @@ func FuzzRestoreLarder(f *testing.F) {
 		require.Equal(t, p.StateHash(), again.StateHash())
 	})
 }
+
+// BenchmarkLesson is the longest there is: it is held once for an eighth of the history.
+func BenchmarkLesson(b *testing.B) {
+	h := newHistory(DefaultMaxGhosts)
+	for i := range int64(DefaultMaxGhosts) {
+		h.push(mix64(uint64(i)), i, int(i)%larderClasses, 0, 100_000) //nolint:gosec // not negative
+	}
+	m := new(model)
+	for b.Loop() {
+		m.learn(&h, DefaultMaxGhosts)
+	}
+}
