@@ -202,7 +202,7 @@ func FuzzRestoreLarder(f *testing.F) {
 func BenchmarkLesson(b *testing.B) {
 	h := newHistory(DefaultMaxGhosts)
 	for i := range int64(DefaultMaxGhosts) {
-		h.push(mix64(uint64(i)), i, int(i)%larderClasses, 0, 100_000) //nolint:gosec // not negative
+		h.push(mix64(uint64(i)), i, int(i)%larderClasses, 0, 100_000)
 	}
 	m := new(model)
 	for b.Loop() {
