@@ -155,7 +155,7 @@ func TestLeaderChangesUnderNodes(t *testing.T) {
 func demoted(t *testing.T, c *cluster.Cluster, d *cluster.Donor, want int) {
 	t.Helper()
 	cluster.Within(t, "demotion", func() error {
-		if n := d.Device("ssd").Copied; n < uint64(max(want, 0)) { //nolint:gosec // positive
+		if n := d.Device("ssd").Copied; n < uint64(max(want, 0)) {
 			return fmt.Errorf("%d of %d copied", n, want)
 		}
 		if tasks := c.Ctl("tasks", "--json"); strings.Contains(tasks, `"waiting"`) || strings.Contains(tasks, `"running"`) {

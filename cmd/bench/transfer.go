@@ -150,7 +150,9 @@ func (cfg *Transfer) measure(ctx context.Context, transport string) (rows []Tran
 }
 
 // open opens the other process's segment, or for the transport local one of this process.
-func (cfg *Transfer) open(ctx context.Context, e *transfer.Engine, transport string) (_ *transfer.Segment, closeOwn func() error, err error) {
+func (cfg *Transfer) open(
+	ctx context.Context, e *transfer.Engine, transport string,
+) (_ *transfer.Segment, closeOwn func() error, err error) {
 	closeOwn = func() error { return nil }
 	switch {
 	case transport != transfer.TransportLocal || !slices.Contains(cfg.Transports, transport):
