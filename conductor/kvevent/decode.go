@@ -52,7 +52,7 @@ func (b *Batch) decodeArray(r *reader) error {
 			return err
 		}
 	}
-	if n > 2 && b.Bad == 0 { // what follows a bad event may not be where it was
+	if n > 2 {
 		b.rank(r)
 	}
 	return nil

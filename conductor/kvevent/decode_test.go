@@ -96,6 +96,15 @@ func TestCutShort(t *testing.T) {
 	}
 }
 
+// TestRankAfterABadEvent: what follows the events of a batch is read also if one of them is bad.
+func TestRankAfterABadEvent(t *testing.T) {
+	var b Batch
+	require.NoError(t, b.Decode([]byte("\x93\x00\x92\x11\x91\xb0AllBlocksCleared\x03")))
+	require.Equal(t, 1, b.Bad)
+	require.Len(t, b.Events, 1)
+	require.Equal(t, 3, b.RankOf(&b.Events[0]))
+}
+
 // TestWhatIsNoBatch is an error that says why.
 func TestWhatIsNoBatch(t *testing.T) {
 	var b Batch
