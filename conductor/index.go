@@ -166,8 +166,11 @@ func (x *Index) room(s *scope, n int) bool {
 	return true
 }
 
-// Apply takes note of an event.
+// Apply takes note of an event. rank is its batch's, see [kvevent.Batch.RankOf]; if none is named it is the source's.
 func (x *Index) Apply(src *Source, e *kvevent.Event, rank int) error {
+	if rank == kvevent.NoRank {
+		rank = src.Rank
+	}
 	if e.Kind == kvevent.Cleared {
 		x.Clear(src.Instance, rank, e.Medium)
 		x.counts.cleared.Add(1)

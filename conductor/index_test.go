@@ -105,6 +105,15 @@ func TestMediaAndRanks(t *testing.T) {
 	require.Equal(t, 4, x.Query(testScope, seq(0, 24), nil)[0].Longest, "rank 1 has its own")
 }
 
+// TestRankOfASource: events that name no rank are of their source's.
+func TestRankOfASource(t *testing.T) {
+	x := NewIndex(IndexConfig{})
+	src := source("a")
+	src.Rank = 2
+	require.NoError(t, x.Apply(src, stored(0, seq(0, 8), 1, 2), kvevent.NoRank))
+	require.Equal(t, []RankMatch{{2, 8}}, x.Query(testScope, seq(0, 8), nil)[0].Ranks)
+}
+
 // TestSaltAndImages: the same tokens with another salt, or another image, are another prompt.
 func TestSaltAndImages(t *testing.T) {
 	x := NewIndex(IndexConfig{})
