@@ -65,9 +65,12 @@ func tierRank(tier string) int { return max(protocol.TierRank(tier), 0) }
 
 func (r *region) rank() int { return tierRank(r.device.Tier) }
 
+// slow reports whether a device is of the slowest tier.
+func (d *device) slow() bool { return tierRank(d.Tier) == tierRank("ssd") }
+
 // slow reports whether what lies in a region is in the slowest tier. Prefix-aware policies do not count children there:
 // they would keep their parents in a fast tier for ever.
-func (r *region) slow() bool { return r.rank() == tierRank("ssd") }
+func (r *region) slow() bool { return r.device.slow() }
 
 func (m *Machine) placeRegion(p *place) *region { return m.regionAt.at[p.region] }
 

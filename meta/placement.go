@@ -9,7 +9,7 @@ import (
 // mayUse reports whether the instance can be given a region of a device at all. Devices that nodes serve are for clients
 // that can write by transfer, those of the slowest tier for requests that name it, or the device.
 func (p *planner) mayUse(d *device) bool {
-	if p.req.Promote && tierRank(d.Tier) == tierRank("ssd") {
+	if p.req.Promote && d.slow() {
 		return false
 	}
 	if p.req.Device != 0 {
@@ -17,7 +17,7 @@ func (p *planner) mayUse(d *device) bool {
 	}
 	return d.mode == DeviceServing && !d.draining &&
 		(d.Home == "" || p.s.features&protocol.FeatureCopies != 0) &&
-		(tierRank(d.Tier) < tierRank("ssd") || p.req.Tier == d.Tier || d.Home == "")
+		(!d.slow() || p.req.Tier == d.Tier || d.Home == "")
 }
 
 // rate says how well a device suits a request, 0 best: it is not to be avoided, of the tier that is preferred, and as near
