@@ -47,7 +47,7 @@ type Index struct {
 	counts counts
 }
 
-// counts are what metrics tell.
+// counts are what metrics tell; see [Counts].
 type counts struct {
 	stored, removed, cleared, unknown, orphaned, stitched, lost, refused, evictedScopes atomic.Uint64
 }
@@ -304,6 +304,8 @@ func (s *scope) add(x *Index, name uint64, bit int) {
 	}
 	if was&(1<<(bit%64)) != 0 {
 		s.copies[copyKey{name, bit}]++
+	} else {
+		s.places.held[bit]++
 	}
 }
 
@@ -359,11 +361,14 @@ func (s *scope) take(x *Index, name uint64, bit int) (dead bool) {
 	if len(s.copies) > 0 && s.takeCopy(copyKey{name, bit}) {
 		return false
 	}
-	if !s.blocks.shard(name).clear(name, bit) {
-		return false
+	was, dead := s.blocks.shard(name).clear(name, bit)
+	if was {
+		s.places.held[bit]--
 	}
-	x.blocks.Add(-1)
-	return true
+	if dead {
+		x.blocks.Add(-1)
+	}
+	return dead
 }
 
 // takeCopy notes that one of several copies of a block is gone. It reports false if there was only one.

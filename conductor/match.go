@@ -120,8 +120,10 @@ func (r *run) count(n, k int, words []uint64) bool {
 func (m *matcher) matches(blockSize int) []Match {
 	m.count()
 	all := make([]Match, len(m.runs))
+	now := nowNanos()
 	for i := range m.runs {
 		r := &m.runs[i]
+		r.v.use.note(r.longest*blockSize, now)
 		x := Match{Instance: r.v.id, Longest: r.longest * blockSize}
 		for medium, n := range r.counted {
 			x.Media[medium] = n * blockSize

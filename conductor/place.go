@@ -2,6 +2,7 @@ package conductor
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"larder/conductor/kvevent"
@@ -26,6 +27,8 @@ func (p *place) within(instance string, rank int, medium kvevent.Medium) bool {
 type places struct {
 	most    int
 	bits    map[place]int
+	held    []int // by bit: the blocks that lie there
+	uses    map[string]*use
 	windows map[int]int // tokens of the sliding windows of groups, for those that have one
 	free    []int       // bits that nobody has, and that no block has set
 	retired []int       // bits that nobody has, and that blocks may still have set
@@ -33,7 +36,7 @@ type places struct {
 }
 
 func newPlaces(most int) places {
-	return places{most: most, bits: map[place]int{}, windows: map[int]int{}}
+	return places{most: most, bits: map[place]int{}, uses: map[string]*use{}, windows: map[int]int{}}
 }
 
 // bit is a place's, which is given now if it has none. It reports false if there are too many.
@@ -48,10 +51,14 @@ func (p *places) bit(at place) (bit int, fresh, ok bool) {
 	case p.next < p.most:
 		bit = p.next
 		p.next++
+		p.held = append(p.held, 0)
 	default:
 		return 0, false, false
 	}
-	p.bits[at] = bit
+	p.bits[at], p.held[bit] = bit, 0
+	if p.uses[at.instance] == nil {
+		p.uses[at.instance] = new(use)
+	}
 	return bit, true, true
 }
 
@@ -64,8 +71,20 @@ func (p *places) retire(which func(place) bool) (n int) {
 			n++
 		}
 	}
+	if n > 0 {
+		p.forgetUses()
+	}
 	slices.Sort(p.retired)
 	return n
+}
+
+// forgetUses drops what was counted of instances that have no place any more.
+func (p *places) forgetUses() {
+	here := map[string]bool{}
+	for at := range p.bits {
+		here[at.instance] = true
+	}
+	maps.DeleteFunc(p.uses, func(id string, _ *use) bool { return !here[id] })
 }
 
 // width is how many words a block's places need.
@@ -95,6 +114,7 @@ type view struct {
 // instanceView is one engine's places.
 type instanceView struct {
 	id     string
+	use    *use
 	groups []groupView
 	media  [kvevent.Media]mask
 	ranks  []rankView // in the order of their numbers
@@ -119,7 +139,7 @@ func (p *places) view(blockSize int) *view {
 		v.live.set(bit)
 		i := byID[at.instance]
 		if i == nil {
-			i = &instanceView{id: at.instance}
+			i = &instanceView{id: at.instance, use: p.uses[at.instance]}
 			for m := range i.media {
 				i.media[m] = make(mask, p.width())
 			}

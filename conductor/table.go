@@ -138,25 +138,26 @@ func (s *shard) get(key uint64) (value uint64, there bool) {
 	return b.words[at*b.width], there
 }
 
-// clear clears a bit of a key, and drops it if it was the last one.
-func (s *shard) clear(key uint64, bit int) (dropped bool) {
+// clear clears a bit of a key, and drops it if it was the last one. It returns whether the bit was set.
+func (s *shard) clear(key uint64, bit int) (was, dropped bool) {
 	b := s.slab.Load()
 	if b == nil || b.width <= bit/64 {
-		return false
+		return false, false
 	}
 	at, there := b.find(key)
 	if !there {
-		return false
+		return false, false
 	}
 	words := b.words[at*b.width:][:b.width]
+	was = words[bit/64]&(1<<(bit%64)) != 0
 	atomic.StoreUint64(&words[bit/64], words[bit/64]&^(1<<(bit%64)))
 	for _, w := range words {
 		if w != 0 {
-			return false
+			return was, false
 		}
 	}
 	s.dropAt(b, at)
-	return true
+	return was, true
 }
 
 // grow makes room for n keys, with so many words each.
