@@ -424,6 +424,27 @@ func (x *Index) QueryNames(key Scope, names []uint64) []Match {
 	return m.matches(key.BlockSize)
 }
 
+// QueryHashes is QueryNames for hashes that may also be an engine's own of its first group of caches, each as 64 bits.
+func (x *Index) QueryHashes(key Scope, hashes []uint64) []Match {
+	s := x.find(key)
+	if s == nil {
+		return nil
+	}
+	m := newMatcher(s.view.Load())
+	var known [1]uint64
+	for _, hash := range hashes {
+		name := named(hash)
+		k := s.blocks.shard(name).read(name, m.words)
+		if engine := engineKey(hash, 0); k == 0 && s.names.shard(engine).read(engine, known[:]) > 0 {
+			k = s.blocks.shard(known[0]).read(known[0], m.words)
+		}
+		if m.alive == 0 || !m.block(m.words[:k]) {
+			break
+		}
+	}
+	return m.matches(key.BlockSize)
+}
+
 // look has a matcher see where a block lies.
 func (s *scope) look(m *matcher, name uint64) bool {
 	k := s.blocks.shard(name).read(name, m.words)

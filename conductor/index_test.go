@@ -76,7 +76,16 @@ func TestLongestPrefix(t *testing.T) {
 	apply(t, x, "a", stored(1, seq(4, 8), 2))
 	require.Equal(t, map[string]int{"a": 12, "b": 4}, longest(x, seq(0, 15)))
 	require.Nil(t, x.Query(Scope{Tenant: "other", Model: "m", BlockSize: 4}, seq(0, 8), nil))
+	found := func(matches []Match) (n []int) {
+		for _, m := range matches {
+			n = append(n, m.Longest)
+		}
+		return n
+	}
+	require.Equal(t, []int{12, 4}, found(x.QueryHashes(testScope, []uint64{1, 2, 3})), "by what engines call them")
+	require.Equal(t, []int{4, 4}, found(x.QueryHashes(testScope, []uint64{77, 78})), "one prompt's block has a name for each engine")
 	names := Names(nil, 0, seq(0, 15), 4, nil)
+	require.Equal(t, []int{12, 4}, found(x.QueryHashes(testScope, names)), "or by the standard's")
 	require.Len(t, names, 3)
 	require.Equal(t, x.Query(testScope, seq(0, 15), nil), x.QueryNames(testScope, names))
 }
