@@ -22,6 +22,9 @@ type Source struct {
 	Instance string
 	Scope    Scope // BlockSize and LoRA are those of events that name none
 	Rank     int   // of events that name none; kvevent.NoRank if the engine has none
+	// Also are other scopes that the source has stored blocks in: of adapters, or of groups with larger blocks. Events that name
+	// neither are for the scope that knows their blocks.
+	Also []Scope
 }
 
 // IndexConfig bounds an index. The zero value of each field stands for its default.
@@ -172,9 +175,17 @@ func (x *Index) Apply(src *Source, e *kvevent.Event, rank int) error {
 		rank = src.Rank
 	}
 	if e.Kind == kvevent.Cleared {
-		x.Clear(src.Instance, rank, e.Medium)
+		x.ClearTenant(src.Scope.Tenant, src.Instance, rank, e.Medium)
 		x.counts.cleared.Add(1)
 		return nil
+	}
+	at := place{instance: src.Instance, rank: rank, medium: e.Medium, group: e.Group}
+	if src.elsewhere(e) {
+		rest := *e
+		if rest.Hashes = x.applyAmong(src, at, e); len(rest.Hashes) == 0 {
+			return nil
+		}
+		e = &rest
 	}
 	s, err := x.make(src.scopeOf(e))
 	if err != nil {
@@ -189,7 +200,6 @@ func (x *Index) Apply(src *Source, e *kvevent.Event, rank int) error {
 	if s.gone {
 		return nil // it was evicted just now, and what it had with it
 	}
-	at := place{instance: src.Instance, rank: rank, medium: e.Medium, group: e.Group}
 	if e.Kind == kvevent.Removed {
 		s.remove(x, at, e)
 		return nil
@@ -212,7 +222,19 @@ func (src *Source) scopeOf(e *kvevent.Event) Scope {
 // Clear forgets what lies at the places of an instance: of a rank, if that is not kvevent.NoRank, and of a medium, if that
 // is not kvevent.Media. It takes no longer if there is much of it; Sweep gives the memory back.
 func (x *Index) Clear(instance string, rank int, medium kvevent.Medium) {
+	x.clear(func(*Scope) bool { return true }, instance, rank, medium)
+}
+
+// ClearTenant is Clear for what one tenant has there: others may have engines of the same name.
+func (x *Index) ClearTenant(tenant, instance string, rank int, medium kvevent.Medium) {
+	x.clear(func(key *Scope) bool { return key.Tenant == tenant }, instance, rank, medium)
+}
+
+func (x *Index) clear(which func(*Scope) bool, instance string, rank int, medium kvevent.Medium) {
 	x.each(func(s *scope) {
+		if !which(&s.key) {
+			return
+		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		n := s.places.retire(func(p place) bool { return p.within(instance, rank, medium) })
@@ -424,21 +446,21 @@ func (x *Index) QueryNames(key Scope, names []uint64) []Match {
 	return m.matches(key.BlockSize)
 }
 
-// QueryHashes is QueryNames for hashes that may also be an engine's own of its first group of caches, each as 64 bits.
+// QueryHashes is Query for a prompt whose blocks are known by what engines of the scope call them, or, those that no engine calls
+// so, by RFC 1527's rolling hashes with the index's seed.
 func (x *Index) QueryHashes(key Scope, hashes []uint64) []Match {
 	s := x.find(key)
 	if s == nil {
 		return nil
 	}
 	m := newMatcher(s.view.Load())
-	var known [1]uint64
-	for _, hash := range hashes {
-		name := named(hash)
-		k := s.blocks.shard(name).read(name, m.words)
-		if engine := engineKey(hash, 0); k == 0 && s.names.shard(engine).read(engine, known[:]) > 0 {
-			k = s.blocks.shard(known[0]).read(known[0], m.words)
+	var name [1]uint64
+	for _, engine := range hashes {
+		at := engineKey(engine, 0)
+		if s.names.shard(at).read(at, name[:]) == 0 {
+			name[0] = named(engine)
 		}
-		if m.alive == 0 || !m.block(m.words[:k]) {
+		if m.alive == 0 || !s.look(m, name[0]) {
 			break
 		}
 	}
