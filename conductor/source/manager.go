@@ -1,9 +1,13 @@
 package source
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
+	"slices"
+	"sync"
 	"time"
 
 	"larder/conductor"
@@ -33,35 +37,181 @@ type Config struct {
 	Logger *slog.Logger // hears of what a person should know; nil: nobody does
 }
 
+func (c *Config) withDefaults() {
+	for _, d := range []struct {
+		field *time.Duration
+		value time.Duration
+	}{
+		{&c.DisconnectTTL, time.Minute},
+		{&c.ReplayTimeout, 10 * time.Second},
+		{&c.Heartbeat, 5 * time.Second},
+		{&c.MaxBackoff, 5 * time.Second},
+		{&c.SweepEvery, 10 * time.Second},
+	} {
+		*d.field = cmp.Or(*d.field, d.value)
+	}
+	c.MaxServices = cmp.Or(c.MaxServices, 4096)
+	c.QueueBatches = cmp.Or(c.QueueBatches, 4096)
+	c.QueueBytes = cmp.Or(c.QueueBytes, 64<<20)
+	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
+}
+
 // Manager follows services. Its methods may be called concurrently.
-type Manager struct{ cfg Config }
+type Manager struct {
+	cfg    Config
+	life   context.Context //nolint:containedctx // of all goroutines
+	cancel context.CancelFunc
+	sweeps sync.WaitGroup
+
+	frozen sync.RWMutex // held for reading while an event is applied or what is known is dropped
+
+	mu      sync.Mutex // of what follows
+	sources map[key]*source
+	past    Counters // of those that are registered no more
+}
 
 // New makes a manager without services.
-func New(cfg Config) *Manager { return &Manager{cfg: cfg} }
+func New(cfg Config) *Manager {
+	cfg.withDefaults()
+	m := &Manager{cfg: cfg, sources: map[key]*source{}}
+	m.life, m.cancel = context.WithCancel(context.Background())
+	if cfg.SweepEvery > 0 {
+		m.sweeps.Go(m.sweep)
+	}
+	return m
+}
+
+// sweep sweeps the index now and then.
+func (m *Manager) sweep() {
+	for pause(m.life, m.cfg.SweepEvery) == nil {
+		m.cfg.Index.Sweep()
+	}
+}
 
 // Register begins to follow a service. The same again changes nothing, and is not fresh. The error is a *FieldError,
 // ErrConflict, ErrFull or ErrClosed.
-func (m *Manager) Register(s Service) (fresh bool, err error) { return true, s.Validate() }
+func (m *Manager) Register(svc Service) (fresh bool, err error) {
+	if err := svc.Validate(); err != nil {
+		return false, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if old := m.sources[svc.key()]; old != nil {
+		if old.Service != svc {
+			return false, ErrConflict
+		}
+		return false, nil
+	}
+	switch {
+	case m.life.Err() != nil:
+		return false, ErrClosed
+	case len(m.sources) >= m.cfg.MaxServices:
+		return false, fmt.Errorf("%w: %d", ErrFull, m.cfg.MaxServices)
+	}
+	m.start(newSource(m, svc))
+	return true, nil
+}
+
+// start follows a source. mu is held.
+func (m *Manager) start(s *source) {
+	ctx, cancel := context.WithCancel(m.life)
+	s.cancel = cancel
+	m.sources[s.key()] = s
+	go s.run(ctx)
+}
+
+// stop stops following a source. It drops what is known of it, if that is wanted.
+func (s *source) stop(drop bool) {
+	s.cancel()
+	<-s.done
+	if drop {
+		s.forget(false)
+	}
+}
 
 // Unregister stops following the services that are meant, and drops what is known of them. It returns them as
 // "instance|tenant|rank"; the error is ErrUnknown if there are none.
-func (m *Manager) Unregister(Filter) (removed []string, err error) { return nil, ErrUnknown }
+func (m *Manager) Unregister(f Filter) (removed []string, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for k, s := range m.sources {
+		if !f.matches(&s.Service) {
+			continue
+		}
+		s.stop(true)
+		m.past.add(s.counters.read())
+		delete(m.sources, k)
+		removed = append(removed, k.String())
+	}
+	if len(removed) == 0 {
+		return nil, ErrUnknown
+	}
+	slices.Sort(removed)
+	return removed, nil
+}
 
 // Services are all services, by instance, tenant and rank.
-func (m *Manager) Services() []Status { return nil }
+func (m *Manager) Services() []Status {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	list := make([]Status, 0, len(m.sources))
+	for _, s := range m.sources {
+		list = append(list, s.status())
+	}
+	slices.SortFunc(list, func(a, b Status) int {
+		return cmp.Or(cmp.Compare(a.InstanceID, b.InstanceID), cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.DPRank, b.DPRank))
+	})
+	return list
+}
 
 // Resync drops what is known of an instance, and asks for all that its engines still have of what they did. It returns how
 // many services that were.
-func (m *Manager) Resync(instance string) int { return 0 }
+func (m *Manager) Resync(instance string) (n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, s := range m.sources {
+		if s.InstanceID != instance {
+			continue
+		}
+		n++
+		select {
+		case s.again <- struct{}{}:
+		default: // it is to be done already
+		}
+	}
+	return n
+}
 
-// Frozen calls fn while no event is applied: what fn sees of the index is as of one moment. Events wait.
-func (m *Manager) Frozen(fn func()) { fn() }
+// Frozen calls fn while no event is applied: what fn sees of the index is as of one moment. Events wait, and queries do not.
+func (m *Manager) Frozen(fn func()) {
+	m.frozen.Lock()
+	defer m.frozen.Unlock()
+	fn()
+}
 
 // Stats sums up all sources.
-func (m *Manager) Stats() Stats { return Stats{} }
+func (m *Manager) Stats() Stats {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	st := Stats{Services: map[State]int{}, Counters: m.past}
+	for _, s := range m.sources {
+		one := s.status()
+		st.Services[one.State]++
+		st.add(one.Counters)
+	}
+	return st
+}
 
 // Close stops following all services. What is known of them stays in the index.
-func (m *Manager) Close() {}
+func (m *Manager) Close() {
+	m.cancel()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, s := range m.sources {
+		s.stop(false)
+	}
+	m.sweeps.Wait()
+}
 
 // Store keeps what a manager knows from one process to the next.
 type Store interface {
@@ -72,7 +222,7 @@ type Store interface {
 }
 
 // Save keeps the services, up to where each is known, and the index, as of one moment.
-func (m *Manager) Save(ctx context.Context, st Store) error { return nil }
+func (m *Manager) Save(_ context.Context, _ Store) error { return nil }
 
 // Load takes over what was saved, and goes on from there: before anything is registered.
-func (m *Manager) Load(ctx context.Context, st Store) error { return nil }
+func (m *Manager) Load(_ context.Context, _ Store) error { return nil }

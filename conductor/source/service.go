@@ -81,6 +81,9 @@ func (s *Service) Validate() error {
 	case s.DPRank < 0 || s.DPRank >= maxRank:
 		return &FieldError{"dp_rank", fmt.Sprintf("%d: 0 to %d", s.DPRank, maxRank-1)}
 	}
+	if _, err := newChecker(s); err != nil {
+		return &FieldError{"hash", err.Error()}
+	}
 	return nil
 }
 

@@ -50,3 +50,31 @@ type Stats struct {
 	Services map[State]int
 	Counters
 }
+
+// read is what has been counted.
+func (c *counters) read() Counters {
+	return Counters{
+		Batches: c.batches.Load(), Events: c.events.Load(), Bad: c.bad.Load(), Unknown: c.unknown.Load(), Gaps: c.gaps.Load(),
+		Replays: c.replays.Load(), Replayed: c.replayed.Load(), Dropped: c.dropped.Load(), Stale: c.stale.Load(),
+		Restarts: c.restarts.Load(), Expired: c.expired.Load(), Connects: c.connects.Load(),
+		Verified: c.verified.Load(), Mismatched: c.mismatched.Load(),
+	}
+}
+
+// add adds what another source has counted.
+func (c *Counters) add(o Counters) {
+	c.Batches += o.Batches
+	c.Events += o.Events
+	c.Bad += o.Bad
+	c.Unknown += o.Unknown
+	c.Gaps += o.Gaps
+	c.Replays += o.Replays
+	c.Replayed += o.Replayed
+	c.Dropped += o.Dropped
+	c.Stale += o.Stale
+	c.Restarts += o.Restarts
+	c.Expired += o.Expired
+	c.Connects += o.Connects
+	c.Verified += o.Verified
+	c.Mismatched += o.Mismatched
+}
