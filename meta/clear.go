@@ -78,6 +78,7 @@ func (m *Machine) applyClear(s *session, c *Clear, out *Results) {
 	switch {
 	case c.All && s == nil:
 		m.head.clearedAll = m.head.births
+		m.blocksCleared()
 	case c.All, c.validPrefix(), c.Context != nil && len(c.Prefix) == 0:
 		code = m.mark(clearMark{want, c.Prefix, m.head.births, uint64(m.table.end)})
 	default:
@@ -234,6 +235,7 @@ func (m *Machine) applyIncarnation(c *NewIncarnation, out *Results) {
 	first := m.head.incarnation == 0 // there was nothing before it
 	m.head.incarnation = c.Incarnation
 	m.head.clearedAll = m.head.births
+	m.blocksCleared()
 	names := uint64(0)
 	if !first {
 		names = c.Incarnation << idBits

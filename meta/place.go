@@ -298,11 +298,15 @@ func (m *Machine) addCopy(slot Slot, r *region, offset uint64) {
 // newest entry.
 func (m *Machine) place(slot Slot, change func(x *entry)) {
 	x := m.table.at(slot)
+	was := m.blockBefore(x)
 	m.entrySum -= m.entryHash(slot, x)
 	change(x)
 	m.entrySum += m.entryHash(slot, x)
 	m.markEntry(slot)
 	m.weigh(slot, x)
+	if was.is {
+		m.blockAfter(&was, m.held(x))
+	}
 }
 
 // raise makes a place that is in no chain the primary of an entry, and the old primary a copy.

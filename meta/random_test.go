@@ -144,15 +144,18 @@ func randomRun(t *testing.T, name string, seed uint64, steps int) {
 	require.NoError(t, err)
 	w := newNameWatcher(t, replica)
 	defer w.same()
-	var out Results
+	blocks := newBlockFollowers(t, replica)
+	out := Results{WantBlocks: true}
 	for i, group := range p.log {
 		out.Reset()
 		require.NoError(t, replica.Apply(uint64(i)+1, group, &out))
+		blocks.step(r, &out)
 		if r.IntN(4) == 0 {
 			w.look()
 		}
 	}
 	requireSame(t, replica, p.m) // same log, same state, whether rebuilt on the way or not
+	blocks.swept(p.index + 1)
 }
 
 // generator draws commands and remembers which keys must be there.

@@ -158,6 +158,7 @@ func (m *Machine) admitted(r *region, ctx *contextRecord, e *protocol.RegisterEn
 		m.childAdded(x.parent)
 	}
 	m.stats.Registered++
+	m.blockAdded(x, e.Parent)
 }
 
 // after returns the log time a while from now, at most the end of time.
@@ -190,6 +191,7 @@ func (m *Machine) linkRegion(slot Slot, x *entry, r *region) {
 func (m *Machine) drop(slot Slot, why Reason, tell bool) {
 	x := m.table.at(slot)
 	r := m.regionOf(x)
+	was := m.blockBefore(x)
 	m.entrySum -= m.entryHash(slot, x)
 	if x.places != 0 {
 		m.dropPlaces(slot, x, why)
@@ -219,6 +221,7 @@ func (m *Machine) drop(slot Slot, why Reason, tell bool) {
 		m.childGone(parent, order)
 	}
 	m.stats.Removed[why]++
+	m.blockAfter(&was, 0)
 }
 
 // evict removes an entry by the decision of its policy.

@@ -17,9 +17,12 @@ type Results struct {
 	// Parted are the slots, with WantEffects, of entries that lost a location and live on, or did for a while: who holds a
 	// lease may be reading there, and the lease is not to be renewed.
 	Parted []Slot
-	Spans  []Span // one per command, in order
-	buf    []byte
-	start  int
+	// WantBlocks makes Apply note, in order, how the blocks of prefixes have changed: a member that publishes them needs that.
+	WantBlocks bool
+	Blocks     []BlockChange
+	Spans      []Span // one per command, in order
+	buf        []byte
+	start      int
 }
 
 // Span is the result of one command.
@@ -32,6 +35,7 @@ type Span struct {
 // Reset empties r and keeps its memory.
 func (r *Results) Reset() {
 	r.Effects, r.Dropped, r.Parted, r.Spans, r.buf = r.Effects[:0], r.Dropped[:0], r.Parted[:0], r.Spans[:0], r.buf[:0]
+	r.Blocks = r.Blocks[:0]
 }
 
 // Bytes returns a span's encoded result, valid until Reset: an uvarint code, then, for code 0, what the
