@@ -25,6 +25,11 @@ type Source struct {
 	// Also are other scopes that the source has stored blocks in: of adapters, or of groups with larger blocks. Events that name
 	// neither are for the scope that knows their blocks.
 	Also []Scope
+	// Once says that events tell what is there, however often they do: a block that is stored twice and removed once is gone.
+	// Others' copies are counted.
+	Once bool
+	// Epoch tells what the source says apart from what it said before it began to list anew all that it has: see Supersede.
+	Epoch uint32
 }
 
 // IndexConfig bounds an index. The zero value of each field stands for its default.
@@ -179,7 +184,7 @@ func (x *Index) Apply(src *Source, e *kvevent.Event, rank int) error {
 		x.counts.cleared.Add(1)
 		return nil
 	}
-	at := place{instance: src.Instance, rank: rank, medium: e.Medium, group: e.Group}
+	at := place{instance: src.Instance, rank: rank, medium: e.Medium, group: e.Group, once: src.Once, epoch: src.Epoch}
 	if src.elsewhere(e) {
 		rest := *e
 		if rest.Hashes = x.applyAmong(src, at, e); len(rest.Hashes) == 0 {
@@ -222,26 +227,32 @@ func (src *Source) scopeOf(e *kvevent.Event) Scope {
 // Clear forgets what lies at the places of an instance: of a rank, if that is not kvevent.NoRank, and of a medium, if that
 // is not kvevent.Media. It takes no longer if there is much of it; Sweep gives the memory back.
 func (x *Index) Clear(instance string, rank int, medium kvevent.Medium) {
-	x.clear(func(*Scope) bool { return true }, instance, rank, medium)
+	x.retire("", func(p *place) bool { return p.within(instance, rank, medium) })
 }
 
 // ClearTenant is Clear for what one tenant has there: others may have engines of the same name.
 func (x *Index) ClearTenant(tenant, instance string, rank int, medium kvevent.Medium) {
-	x.clear(func(key *Scope) bool { return key.Tenant == tenant }, instance, rank, medium)
+	x.retire(tenant, func(p *place) bool { return p.within(instance, rank, medium) })
 }
 
-func (x *Index) clear(which func(*Scope) bool, instance string, rank int, medium kvevent.Medium) {
+// Supersede forgets what a source that says what is there has said in other epochs than its present one: until then both
+// count. It takes no longer than Clear does.
+func (x *Index) Supersede(src *Source) {
+	x.retire("", func(p *place) bool { return p.once && p.instance == src.Instance && p.epoch != src.Epoch })
+}
+
+// retire forgets what lies at some places of a tenant, or of all if that is "".
+func (x *Index) retire(tenant string, which func(*place) bool) {
 	x.each(func(s *scope) {
-		if !which(&s.key) {
+		if tenant != "" && s.key.Tenant != tenant {
 			return
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		n := s.places.retire(func(p place) bool { return p.within(instance, rank, medium) })
-		if n > 0 {
+		if s.places.retire(which) > 0 {
 			s.view.Store(s.places.view(s.key.BlockSize))
 		}
-		s.orphans.forget(instance, rank, medium)
+		s.orphans.forget(which)
 	})
 }
 
@@ -285,15 +296,15 @@ func (s *scope) store(x *Index, at place, e *kvevent.Event) error {
 			s.orphan(x, at, e)
 			return nil
 		}
-		s.chain(x, bit, at.group, e, parent)
+		s.chain(x, at, bit, e, parent)
 	default:
-		s.chain(x, bit, at.group, e, 0)
+		s.chain(x, at, bit, e, 0)
 	}
 	return nil
 }
 
 // chain notes the blocks of an event, which follow parent, or begin a prompt if that is 0.
-func (s *scope) chain(x *Index, bit, group int, e *kvevent.Event, parent uint64) {
+func (s *scope) chain(x *Index, at place, bit int, e *kvevent.Event, parent uint64) {
 	n, near := e.BlockSize, uint64(0)
 	s.list = s.list[:0]
 	for i, engine := range e.Hashes {
@@ -308,26 +319,27 @@ func (s *scope) chain(x *Index, bit, group int, e *kvevent.Event, parent uint64)
 			parent = s.hash.next(parent, local)
 		}
 		s.list = append(s.list, parent)
-		key := engineKey(engine, group)
+		key := engineKey(engine, at.group)
 		near += s.blocks.shard(parent).touch(parent) + s.names.shard(key).touch(key)
 	}
 	s.near = near // or the compiler would leave it out
 	for i, engine := range e.Hashes {
-		s.add(x, s.list[i], bit)
-		s.alias(x, engine, group, s.list[i])
+		s.add(x, s.list[i], bit, at.once)
+		s.alias(x, engine, at.group, s.list[i])
 	}
 }
 
-// add notes that a block lies at a place.
-func (s *scope) add(x *Index, name uint64, bit int) {
+// add notes that a block lies at a place; once says that it is no copy if it is known to be there.
+func (s *scope) add(x *Index, name uint64, bit int, once bool) {
 	was, fresh := s.blocks.shard(name).set(name, bit/64, 1<<(bit%64))
 	if fresh {
 		x.blocks.Add(1)
 	}
-	if was&(1<<(bit%64)) != 0 {
-		s.copies[copyKey{name, bit}]++
-	} else {
+	switch there := was&(1<<(bit%64)) != 0; {
+	case !there:
 		s.places.held[bit]++
+	case !once:
+		s.copies[copyKey{name, bit}]++
 	}
 }
 

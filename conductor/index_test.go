@@ -522,6 +522,56 @@ func BenchmarkClear(b *testing.B) {
 	}
 }
 
+// TestOnce: of a source that says what is there, and not what comes and goes, blocks are stored once however often they are
+// told, by their standard names, by names that wait to be known, and with tokens.
+func TestOnce(t *testing.T) {
+	for _, once := range []bool{false, true} {
+		x := NewIndex(IndexConfig{})
+		src := source("pool")
+		src.Once = once
+		names := Names(nil, 0, seq(0, 8), 4, nil)
+		standard := &kvevent.Event{Kind: kvevent.Stored, Medium: kvevent.CPU, Hashes: names, Standard: true, Rank: kvevent.NoRank, BaseBlock: -1}
+		gone := *standard
+		gone.Kind = kvevent.Removed
+		other := stored(0, seq(20, 24), 21)
+		waiting := &kvevent.Event{Kind: kvevent.Stored, Hashes: []uint64{31}, Rank: kvevent.NoRank, BaseBlock: -1}
+		for range 2 {
+			for _, e := range []*kvevent.Event{standard, other, waiting} {
+				require.NoError(t, x.Apply(src, e, kvevent.NoRank))
+			}
+		}
+		apply(t, x, "engine", stored(0, seq(30, 34), 31), removed(31))
+		require.Equal(t, map[string]int{"pool": 8}, longest(x, seq(0, 8)))
+		require.Equal(t, map[string]int{"pool": 4}, longest(x, seq(20, 24)))
+		require.Equal(t, map[string]int{"pool": 4}, longest(x, seq(30, 34)))
+		for _, e := range []*kvevent.Event{&gone, removed(21), removed(31)} {
+			require.NoError(t, x.Apply(src, e, kvevent.NoRank))
+		}
+		for _, prompt := range [][]uint32{seq(0, 8), seq(20, 24), seq(30, 34)} {
+			require.Equal(t, once, len(longest(x, prompt)) == 0)
+		}
+	}
+}
+
+// TestSupersede: while a source lists anew what it has, what it said before counts, and after it does not.
+func TestSupersede(t *testing.T) {
+	x := NewIndex(IndexConfig{})
+	old, now := source("pool"), source("pool")
+	old.Once, now.Once, now.Epoch = true, true, 1
+	apply(t, x, "engine", stored(0, seq(0, 4), 1), stored(1, seq(4, 8), 2))
+	for _, e := range []*kvevent.Event{stored(0, seq(0, 4), 1), stored(1, seq(4, 8), 2), stored(0, seq(50, 54), 9)} {
+		require.NoError(t, x.Apply(old, e, kvevent.NoRank))
+	}
+	require.NoError(t, x.Apply(now, stored(0, seq(0, 4), 1), kvevent.NoRank))
+	require.Equal(t, map[string]int{"engine": 8, "pool": 8}, longest(x, seq(0, 8)))
+	x.Supersede(now)
+	require.Equal(t, map[string]int{"engine": 8, "pool": 4}, longest(x, seq(0, 8)))
+	require.Empty(t, longest(x, seq(50, 54)))
+	x.Sweep()
+	require.Equal(t, map[string]int{"engine": 8, "pool": 4}, longest(x, seq(0, 8)))
+	require.EqualValues(t, 2, x.blocks.Load())
+}
+
 func BenchmarkSweep(b *testing.B) {
 	x, _, sources := filled(b, 1<<20, 8)
 	for i := 0; b.Loop(); i++ {

@@ -1,6 +1,10 @@
 package conductor
 
-import "larder/conductor/kvevent"
+import (
+	"slices"
+
+	"larder/conductor/kvevent"
+)
 
 // orphans are blocks whose names cannot be told yet: what came before them is not known (its event is late, or was lost), or
 // they have come without their tokens. They wait, by the engine's name of what they wait for.
@@ -64,21 +68,26 @@ func (o *orphans) compact() {
 	o.order = kept
 }
 
-// forget drops those of an instance's places.
-func (o *orphans) forget(instance string, rank int, medium kvevent.Medium) {
+// forget drops those of some places.
+func (o *orphans) forget(which func(*place) bool) {
 	for key, list := range o.by {
 		kept := list[:0]
-		for _, x := range list {
-			if x.at.within(instance, rank, medium) {
-				o.n -= len(x.keys)
+		for i := range list {
+			if which(&list[i].at) {
+				o.n -= len(list[i].keys)
 				continue
 			}
-			kept = append(kept, x)
+			kept = append(kept, list[i])
 		}
 		if o.by[key] = kept; len(kept) == 0 {
 			delete(o.by, key)
 		}
 	}
+}
+
+// waits reports whether a block waits for itself already, at a place.
+func (o *orphans) waits(key uint64, at place) bool {
+	return slices.ContainsFunc(o.by[key], func(x orphan) bool { return x.locals == nil && x.at == at })
 }
 
 // remove drops a block that waits for itself, and is gone from its place.
@@ -115,7 +124,10 @@ func (s *scope) orphan(x *Index, at place, e *kvevent.Event) {
 func (s *scope) storeNamed(x *Index, at place, bit int, e *kvevent.Event) {
 	for _, engine := range e.Hashes {
 		if name, known := s.nameOf(engine, at.group, e.Standard); known {
-			s.add(x, name, bit)
+			s.add(x, name, bit, at.once)
+			continue
+		}
+		if at.once && s.orphans.waits(engineKey(engine, at.group), at) {
 			continue
 		}
 		x.counts.orphaned.Add(1)
@@ -133,13 +145,13 @@ func (s *scope) adopt(x *Index, key uint64, group int, name uint64) {
 		}
 		x.counts.stitched.Add(uint64(len(o.keys)))
 		if o.locals == nil {
-			s.add(x, name, bit)
+			s.add(x, name, bit, o.at.once)
 			continue
 		}
 		parent := name
 		for i, engine := range o.keys {
 			parent = s.hash.next(parent, o.locals[i])
-			s.add(x, parent, bit)
+			s.add(x, parent, bit, o.at.once)
 			s.alias(x, engine, group, parent)
 		}
 	}

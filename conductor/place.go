@@ -15,6 +15,8 @@ type place struct {
 	rank     int // of data parallelism; kvevent.NoRank if the engine has none
 	medium   kvevent.Medium
 	group    int
+	once     bool   // see Source
+	epoch    uint32 // see Source
 }
 
 // within reports whether a place is an instance's: of a rank, if that is not kvevent.NoRank, and of a medium, if that is not
@@ -63,9 +65,9 @@ func (p *places) bit(at place) (bit int, fresh, ok bool) {
 }
 
 // retire takes the bits of places back. A sweep has to clear them in all blocks before they are given anew.
-func (p *places) retire(which func(place) bool) (n int) {
+func (p *places) retire(which func(*place) bool) (n int) {
 	for at, bit := range p.bits {
-		if which(at) {
+		if which(&at) {
 			delete(p.bits, at)
 			p.retired = append(p.retired, bit)
 			n++
