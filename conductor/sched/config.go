@@ -3,6 +3,8 @@ package sched
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 )
 
@@ -192,3 +194,5 @@ func oneOf[T ~string](all *[]error, name string, v T, known ...T) {
 	}
 	*all = append(*all, fmt.Errorf("%w: %s is %q: choose one of %q", ErrConfig, name, v, known))
 }
+
+func sortedNames[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -1,89 +1,159 @@
-// Package sched decides which instances serve a request.
 package sched
 
 import (
-	"maps"
+	"math/rand/v2"
 	"slices"
 	"time"
 )
 
-// longest bounds every predicted time, so that the sum over all that is remembered fits 64 bits.
-const longest = time.Hour
-
-func sortedNames[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
-
-// Scheduler chooses instances. Its methods must not be called concurrently, and now must not go back.
+// Scheduler chooses instances for requests. Its methods must not be called concurrently. Their now is the time since an
+// origin of the caller's choice; one that goes back counts as standing still.
 type Scheduler struct {
-	cfg   Config
-	model *Model
+	cfg      Config
+	pipeline bool // an instance is a group of more than one node
+	model    *Model
+	rng      *rand.Rand
+	now      time.Duration
+
+	instances []instance // by id
+	holdings  []holding  // by id: scratch
+	gone      []InstanceID
+	counts    [2]int // of prefill and decode instances
+	pool      nic
+
+	classes []class // the default one first, then by name
+	limits  []Limits
+	byClass map[string]int32
+	asked   [priorities]time.Duration // when each has last asked, and 1; 0: never
+
+	book            book
+	prefilled       int // requests between prefill and decoding
+	prefilledInputs int64
+	hinted          ages // requests whose answer's length is known, by their end less t_d
+	balance         balance
 }
 
-// Model predicts times.
-type Model struct{}
-
-// Report is what an instance says of itself.
-type Report struct {
-	Queue    time.Duration // of prefills that wait or run; below 0: unknown
-	Batch    int           // sequences that are decoded; below 0: unknown
-	KVTokens int           // tokens of KV that they have; below 0: unknown
-	Step     time.Duration // a recent decode step's; 0: unknown
-	TBT      TBT           // of requests that ended lately; 0: unknown
+// class is what is known of a class of requests.
+type class struct {
+	limits  Limits
+	lengths *lengths // the model's
+	ages    ages
 }
 
-// Load is how loaded the two sides are.
-type Load struct {
-	Prefill, PrefillMax  float64       // predicted TTFT over its limit: the mean of the prefill instances, and the highest
-	Decode, DecodeMax    float64       // predicted TBT over its limit
-	Queue                time.Duration // the mean
-	TBT                  TBT           // the mean
-	Prefilling, Decoding int           // requests
-}
-
-// New makes a scheduler.
+// New makes a scheduler without instances. The model is the scheduler's from then on: others may use it only between calls.
 func New(cfg Config, m *Model) (*Scheduler, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	return &Scheduler{cfg: cfg, model: m}, nil
+	s := &Scheduler{
+		cfg: cfg, pipeline: cfg.PipelineGroupSize > 1, model: m, pool: nic{bandwidth: cfg.PoolBandwidth},
+		rng:     rand.New(rand.NewPCG(cfg.Seed, 0x7363686564)), //nolint:gosec // a simulation is to be repeatable
+		byClass: map[string]int32{}, book: book{by: map[uint64]int32{}},
+	}
+	names := sortedNames(cfg.Classes)
+	if !slices.Contains(names, "") {
+		names = append([]string{""}, names...)
+	}
+	for i, name := range names {
+		limits := cfg.Classes[name]
+		s.classes = append(s.classes, class{limits: limits, lengths: m.lengthsOf(name)})
+		s.limits = append(s.limits, limits)
+		s.byClass[name] = int32(i) //nolint:gosec // bounded by maxClasses
+	}
+	return s, nil
 }
 
-// Add, Remove and SetRole change the instances.
-func (s *Scheduler) Add(x Instance) (InstanceID, error)               { return NoInstance, nil }
-func (s *Scheduler) Remove(now time.Duration, id InstanceID)          {}
-func (s *Scheduler) SetRole(now time.Duration, id InstanceID, r Role) {}
+// maxInput bounds a prompt's tokens, so that sums of all fit 64 bits.
+const maxInput = 1 << 30
 
-// Schedule decides.
-func (s *Scheduler) Schedule(now time.Duration, r *Request) Decision { return Decision{} }
-
-// PrefillDone: took is the computation's time without queue and transfer, 0 if unknown; prefix is how many tokens were not
-// computed, below 0 if unknown (as decided).
-func (s *Scheduler) PrefillDone(now time.Duration, id uint64, took time.Duration, prefix int) {}
-
-// TransferDone: took is the time that the decision's transfer took; optional.
-func (s *Scheduler) TransferDone(now time.Duration, id uint64, took time.Duration) {}
-
-// AdmitDecode is the second check.
-func (s *Scheduler) AdmitDecode(now time.Duration, id uint64) (bool, Reason) {
-	return false, ReasonUnknown
+// Schedule decides where a request is served, or that it is not. An accepted one is remembered until DecodeDone or Forget,
+// or until nothing has been heard of it for Config.RequestTTL.
+func (s *Scheduler) Schedule(now time.Duration, r *Request) Decision {
+	now = s.pass(now)
+	d := Decision{Prefill: NoInstance, Decode: NoInstance, TransferFrom: NoInstance, Replicate: noReplication, Stage: AtPrefill}
+	if slot := s.book.find(r.ID); slot >= 0 {
+		s.drop(now, slot)
+	}
+	class := s.byClass[r.Class]
+	d.Limits = s.limits[class]
+	if r.Priority > 0 {
+		d.Limits.Priority = min(r.Priority, priorities-1)
+	}
+	share := s.share(now, d.Limits.Priority)
+	d.Limits = lessen(d.Limits, share)
+	if d.Reason = s.refuse(r); d.Reason != Accepted {
+		return d
+	}
+	q := s.demand(class, r.Input, r.Output, d.Limits.TBTSLO, share)
+	p := s.choosePrefill(now, r)
+	s.advanceDecoding(now)
+	c := s.chooseDecode(&q, s.cfg.Overload == Early)
+	d.fill(&p, &c)
+	if c.instance != NoInstance {
+		var step float64
+		step, d.Load, d.Reason = s.decodeLoad(now, now+p.ttft(), &q, &c)
+		d.TBTs = s.model.tbt(step)
+		d.TBT = d.TBTs.Of(s.cfg.TBTLimit)
+		if d.Limits.TTFTSLO > 0 && d.TTFT > d.Limits.TTFTSLO {
+			d.Reason = ReasonTTFT
+		}
+	}
+	if d.Accepted = d.Reason == Accepted; !d.Accepted {
+		d.Replicate = noReplication
+		return d
+	}
+	d.Stage = Admitted
+	s.accept(now, r, class, &d, &p)
+	return d
 }
 
-// DecodeDone ends a request; outputTokens 0 if unknown.
-func (s *Scheduler) DecodeDone(now time.Duration, id uint64, outputTokens int) {}
+var noReplication = Replication{From: NoInstance, To: NoInstance}
 
-// Forget ends one that failed.
-func (s *Scheduler) Forget(now time.Duration, id uint64) {}
-
-// Report overrides what was guessed of an instance.
-func (s *Scheduler) Report(now time.Duration, id InstanceID, r Report) {}
-
-// Load tells how loaded both sides are.
-func (s *Scheduler) Load(now time.Duration) Load { return Load{} }
-
-// Rebalance proposes an idle instance's new role.
-func (s *Scheduler) Rebalance(now time.Duration) (InstanceID, Role, bool) {
-	return NoInstance, 0, false
+// refuse is why a request cannot be scheduled at all.
+func (s *Scheduler) refuse(r *Request) Reason {
+	switch {
+	case r.Input < 1 || r.Input > maxInput || r.Output < 0 || r.BytesPerToken < 0:
+		return ReasonInvalid
+	case s.count(Prefill) == 0:
+		return ReasonNoPrefill
+	case s.count(Decode) == 0:
+		return ReasonNoDecode
+	case len(s.book.by) >= s.cfg.MaxRequests:
+		return ReasonBusy
+	}
+	return Accepted
 }
 
-// Explain is the sentence for people.
-func (d *Decision) Explain() string { return "" }
+// fill writes what has been chosen into a decision.
+func (d *Decision) fill(p *plan, c *choice) {
+	d.Prefill, d.Decode, d.PrefixLen, d.TransferFrom, d.TransferLen = p.instance, c.instance, p.prefix, p.from, p.length
+	d.TTFT, d.Queue, d.Transfer, d.Execution = p.ttft(), p.queue, p.transfer, p.execute
+	d.Reason = c.why
+	if p.migrate > 0 {
+		d.Replicate = Replication{From: p.holder, To: p.instance, Tokens: p.migrate}
+	}
+}
+
+// accept remembers a request, and what it has instances and networks do.
+func (s *Scheduler) accept(now time.Duration, r *Request, class int32, d *Decision, p *plan) {
+	x := remembered{
+		id: r.ID, phase: prefilling, class: class, priority: d.Limits.Priority, input: r.Input, prefix: p.prefix, output: r.Output,
+		prefill: d.Prefill, decode: d.Decode, kv: s.bytes(r, r.Input), deadline: now + s.cfg.RequestTTL,
+	}
+	if s.cfg.Presume {
+		x.deadline = now + p.ttft()
+	}
+	if p.from != NoInstance {
+		x.bytes, x.bandwidth = s.bytes(r, p.length), s.slower(p.from, p.instance)
+		x.sharing = s.source(p.from).waiting(now)+s.instances[p.instance].in.waiting(now) > 0
+		s.send(now, p.from, p.instance, x.bytes)
+	}
+	if p.migrate > 0 && p.from != p.holder {
+		s.send(now, p.holder, p.instance, s.bytes(r, p.migrate))
+	}
+	slot := s.book.add(x)
+	s.instances[d.Prefill].queue.push(slot, now, s.busy(p, r.Input), r.Input, s.pipeline)
+	s.instances[d.Decode].decoding.pending++
+	s.instances[d.Decode].decoding.pendingTokens += int64(r.Input)
+}
