@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"unicode/utf8"
 
 	"github.com/zeebo/xxh3"
 )
@@ -167,11 +168,21 @@ func (b *Batch) event(r *reader) {
 	}
 }
 
-// maxBlockSize bounds the tokens of a block: more than any engine's.
-const maxBlockSize = 1 << 20
+const (
+	maxBlockSize = 1 << 20 // tokens: more than any engine's
+	maxText      = 4 << 10 // bytes of a name or a salt: they are kept
+)
 
 // check refuses what cannot be.
 func (e *Event) check() error {
+	if e.Group >= MaxGroups {
+		return fmt.Errorf("kvevent: group %d of at most %d", e.Group, MaxGroups)
+	}
+	for _, text := range [][]byte{e.LoRA, e.Salt, e.Model, e.Tenant, e.Backend} {
+		if len(text) > maxText || !utf8.Valid(text) {
+			return fmt.Errorf("kvevent: a name of %d bytes: at most %d, in UTF-8", len(text), maxText)
+		}
+	}
 	switch {
 	case e.BlockSize < 0 || e.BlockSize > maxBlockSize:
 		return fmt.Errorf("kvevent: a block of %d tokens", e.BlockSize)

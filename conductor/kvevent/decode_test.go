@@ -105,6 +105,22 @@ func TestRankAfterABadEvent(t *testing.T) {
 	require.Equal(t, 3, b.RankOf(&b.Events[0]))
 }
 
+// TestEventsThatAskForTooMuch: what an index would keep for an event has bounds.
+func TestEventsThatAskForTooMuch(t *testing.T) {
+	var b Batch
+	long := string(make([]byte, maxText+1))
+	for name, event := range map[string]string{
+		"a group":   "\x82\xa4type\xacBlockRemoved\xa9group_idx\xcd\x04\x00",
+		"a name":    "\x82\xa4type\xabBlockStored\xa9lora_name\xda\x10\x01" + long,
+		"no UTF-8":  "\x82\xa4type\xabBlockStored\xa9lora_name\xa1\xff",
+		"a backend": "\x82\xa4type\xacBlockRemoved\xaabackend_id\xda\x10\x01" + long,
+	} {
+		require.NoError(t, b.Decode([]byte("\x92\x00\x92"+event+"\x91\xb0AllBlocksCleared")), name)
+		require.Equal(t, 1, b.Bad, name)
+		require.Len(t, b.Events, 1, name)
+	}
+}
+
 // TestWhatIsNoBatch is an error that says why.
 func TestWhatIsNoBatch(t *testing.T) {
 	var b Batch

@@ -28,6 +28,9 @@ const (
 // String is the medium's name in answers.
 func (m Medium) String() string { return [...]string{"GPU", "CPU", "DISK", "EXTERNAL", "ANY"}[m] }
 
+// MaxGroups bounds the groups of a hybrid model's KV caches: more than any model has kinds of layers.
+const MaxGroups = 64
+
 // NoRank stands for an event that names no rank.
 const NoRank = -1
 
