@@ -131,12 +131,17 @@ func (x *Index) make(key Scope) (*scope, error) {
 	if len(x.scopes) >= x.cfg.MaxScopes {
 		x.evict(nil)
 	}
-	s := &scope{key: key, places: newPlaces(x.cfg.MaxPlaces), copies: map[copyKey]uint32{}, orphans: newOrphans(x.cfg.MaxOrphans)}
-	s.hash = hasher{seed: x.cfg.Seed}
-	s.view.Store(s.places.view(key.BlockSize))
+	s := newScope(key, &x.cfg)
 	s.used.Store(x.clock.Add(1))
 	x.scopes[key] = s
 	return s, nil
+}
+
+func newScope(key Scope, cfg *IndexConfig) *scope {
+	s := &scope{key: key, places: newPlaces(cfg.MaxPlaces), copies: map[copyKey]uint32{}, orphans: newOrphans(cfg.MaxOrphans)}
+	s.hash = hasher{seed: cfg.Seed}
+	s.view.Store(s.places.view(key.BlockSize))
+	return s
 }
 
 // evict forgets the scope that was used least lately, but not keep. It reports false if there is none. mu is held.
