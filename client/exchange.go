@@ -152,7 +152,7 @@ func (c *Client) attempt(ctx context.Context, cn *conn, cl *call, ex exchange) (
 func byLeader(t protocol.Type) bool {
 	switch t {
 	case protocol.TypeExists, protocol.TypeBatchExists, protocol.TypePrefixMatch, protocol.TypeListKeys,
-		protocol.TypeListAllocations, protocol.TypeGetStats, protocol.TypeGetUsage, protocol.TypeReportStats:
+		protocol.TypeListBlocks, protocol.TypeListAllocations, protocol.TypeGetStats, protocol.TypeGetUsage, protocol.TypeReportStats:
 		return false
 	default:
 		return true

@@ -37,6 +37,8 @@ func (l *lie) tell(ctx context.Context, c *Client, f *fake) {
 		_, _, _ = c.PrefixMatch(ctx, PrefixContext{Model: "m"}, []uint64{1, 2}, 1, true)
 	case protocol.TypeListKeys:
 		_, _, _ = c.ListKeys(ctx, nil, 0, 10)
+	case protocol.TypeListBlocks:
+		_, _, _, _ = c.ListBlocks(ctx, 0, 10)
 	case protocol.TypePutName:
 		_, _ = c.PutName(ctx, "n", nil, Leased())
 	case protocol.TypeListNames:
@@ -66,7 +68,7 @@ func FuzzReply(f *testing.F) {
 		protocol.TypeLookup, protocol.TypeBatchLookup, protocol.TypeRequestAlloc, protocol.TypeRegister,
 		protocol.TypeBatchRegister, protocol.TypeBatchExists, protocol.TypePrefixMatch, protocol.TypeListKeys,
 		protocol.TypeRevoke, protocol.TypeFreed, protocol.TypeHandshake, protocol.TypeCancel,
-		protocol.TypePutName, protocol.TypeListNames, protocol.TypeWatchNames,
+		protocol.TypePutName, protocol.TypeListNames, protocol.TypeWatchNames, protocol.TypeListBlocks,
 	}
 	at := func(t protocol.Type) (i uint8) {
 		for int(i) < len(types) && types[i] != t {

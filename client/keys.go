@@ -204,6 +204,22 @@ func (c *Client) ListKeys(ctx context.Context, prefix []byte, cursor uint64, lim
 	return m.rep.Keys, m.rep.Cursor, nil
 }
 
+// BlockInfo describes a prefix block; see [WithPrefix].
+type BlockInfo = protocol.BlockInfo
+
+// ListBlocks returns a page of the prefix blocks that the client's tenant holds, in no particular order, and their contexts,
+// which the blocks name by number. cursor is as in ListKeys. A block may come twice, and a page may be empty and yet not the last.
+func (c *Client) ListBlocks(ctx context.Context, cursor uint64, limit int) ([]BlockInfo, []PrefixContext, uint64, error) {
+	if c.life.Err() != nil {
+		return nil, nil, 0, ErrClosed
+	}
+	m := &blocksMsg{req: protocol.ListBlocksRequest{Cursor: cursor, Limit: uint64(max(1, min(limit, protocol.MaxBatch)))}}
+	if _, _, err := c.roundTrip(ctx, nil, protocol.TypeListBlocks, m, 0); err != nil {
+		return nil, nil, 0, fail("list blocks", nil, err)
+	}
+	return m.rep.Blocks, m.rep.Contexts, m.rep.Cursor, nil
+}
+
 // Lookup says where an entry lies. The bytes may move as soon as it returns: it is for people and tools. Get and View
 // read them.
 func (c *Client) Lookup(ctx context.Context, key []byte) (protocol.Location, error) {

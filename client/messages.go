@@ -146,6 +146,16 @@ func (m *listMsg) decode(p *[]byte) (*protocol.Error, error) {
 	return &m.rep.Error, m.rep.Decode(m.own(p))
 }
 
+type blocksMsg struct {
+	req protocol.ListBlocksRequest
+	rep protocol.ListBlocksReply
+}
+
+func (m *blocksMsg) appendTo(b []byte) []byte { return m.req.Append(b) }
+func (m *blocksMsg) decode(p *[]byte) (*protocol.Error, error) {
+	return &m.rep.Error, m.rep.Decode(*p)
+}
+
 type usageMsg struct{ rep protocol.GetUsageReply }
 
 func (*usageMsg) appendTo(b []byte) []byte                    { return protocol.AppendEmpty(b) }

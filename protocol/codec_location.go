@@ -111,6 +111,10 @@ func (d *dec) locationField(name []byte, l *Location) bool {
 
 func (e *enc) context(c *Context) {
 	e.field("context")
+	e.contextMap(c)
+}
+
+func (e *enc) contextMap(c *Context) {
 	s := e.open()
 	e.optStr("model", c.Model)
 	e.optStr("lora", c.LoRA)

@@ -102,6 +102,8 @@ func codecs() []codec {
 		oneShape[ListNamesReply](TypeListNames),
 		oneShape[WatchNamesRequest](TypeWatchNames),
 		oneShape[WatchNamesReply](TypeWatchNames),
+		oneShape[ListBlocksRequest](TypeListBlocks),
+		oneShape[ListBlocksReply](TypeListBlocks),
 		oneShape[HeartbeatReply](TypeHeartbeat),
 		oneShape[ReportStatsRequest](TypeReportStats),
 		oneShape[GetStatsReply](TypeGetStats),
@@ -149,6 +151,8 @@ func fill(rnd *rand.Rand, v reflect.Value) {
 		v.SetBool(true)
 	case reflect.Uint64:
 		v.SetUint(rnd.Uint64()>>rnd.IntN(64) | 1)
+	case reflect.Uint32:
+		v.SetUint(1 + rnd.Uint64N(1<<32-1))
 	case reflect.Uint16:
 		v.SetUint(1 + rnd.Uint64N(1<<16-1))
 	case reflect.Float64:
@@ -223,6 +227,12 @@ func normalise(m any, t Type) {
 		}
 	case *ListKeysRequest:
 		m.Limit = m.Limit%MaxBatch + 1
+	case *ListBlocksRequest:
+		m.Limit = m.Limit%MaxBatch + 1
+	case *ListBlocksReply:
+		for i := range m.Blocks {
+			m.Blocks[i].Context %= uint16(len(m.Contexts))
+		}
 	}
 }
 

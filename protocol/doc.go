@@ -79,6 +79,7 @@
 //	0x4A  DELETE_NAME         M   DeleteNameRequest       NameReply
 //	0x4B  LIST_NAMES              ListNamesRequest        ListNamesReply
 //	0x4C  WATCH_NAMES             WatchNamesRequest       WatchNamesReply
+//	0x4D  LIST_BLOCKS             ListBlocksRequest       ListBlocksReply
 //	0xF0  GET_STATS               {}                      GetStatsReply
 //	0xF1  HEARTBEAT               {}                      HeartbeatReply
 //	0xF2  REPORT_STATS            ReportStatsRequest      SuccessReply

@@ -85,6 +85,13 @@ func TestMalformed(t *testing.T) {
 			object{"hashes": repeated(1, MaxBatch+1)},
 			"hashes", CodeLimit,
 		},
+		{"page of blocks too large", new(ListBlocksRequest), TypeListBlocks, object{"limit": MaxBatch + 1}, "limit", CodeLimit},
+		{"half a block", new(ListBlocksReply), TypeListBlocks, object{"contexts": []any{}, "blocks": make([]byte, 48)}, "blocks", CodeBadRequest},
+		{
+			"a block of no context", new(ListBlocksReply), TypeListBlocks,
+			object{"contexts": []any{}, "blocks": make([]byte, 32)},
+			"blocks", CodeBadRequest,
+		},
 		{"page too large", new(ListKeysRequest), TypeListKeys, object{"limit": MaxBatch + 1}, "limit", CodeLimit},
 		{
 			"a name too long", new(AllocRequest), TypeRequestAlloc,

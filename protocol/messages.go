@@ -54,6 +54,7 @@ const (
 	TypeDeleteName  Type = 0x4A // remove a name
 	TypeListNames   Type = 0x4B // one page of names
 	TypeWatchNames  Type = 0x4C // wait for changes of names
+	TypeListBlocks  Type = 0x4D // one page of prefix blocks
 
 	TypeGetStats    Type = 0xF0
 	TypeHeartbeat   Type = 0xF1
@@ -488,6 +489,33 @@ type ListKeysReply struct {
 	Error
 	Keys   []KeyInfo // "keys"
 	Cursor uint64    // "cursor": 0 = the end
+}
+
+// ListBlocksRequest is LIST_BLOCKS (0x4D).
+type ListBlocksRequest struct {
+	Cursor uint64 // "cursor": 0 to start, else the last reply's
+	Limit  uint64 // "limit": at most MaxBatch
+}
+
+// BlockInfo is a prefix block that is held: see PackedBlockSize. What is on a device that is away is held, though it is not
+// served until that is back.
+type BlockInfo struct {
+	Context   uint16 // its place in Contexts
+	InMemory  bool   // on any tier but the slowest
+	OnDisk    bool
+	HasParent bool   // Parent is known
+	Group     uint32 // as REGISTER has it
+	Hash      uint64
+	Parent    uint64 // hash of the block before it
+	Index     uint64 // in its prompt
+}
+
+// ListBlocksReply answers it. A block may come twice. A page may be empty and yet not the last.
+type ListBlocksReply struct {
+	Error
+	Contexts []Context   // "contexts" of the blocks
+	Blocks   []BlockInfo // "blocks": a bin of records
+	Cursor   uint64      // "cursor": 0 = the end
 }
 
 // RevokePush is Revoke (0x40), sequence 0. The client stops writing to the region and answers with RevokeDone.

@@ -46,6 +46,7 @@ var typeNames = map[Type]string{
 	TypeDeleteName:      "DELETE_NAME",
 	TypeListNames:       "LIST_NAMES",
 	TypeWatchNames:      "WATCH_NAMES",
+	TypeListBlocks:      "LIST_BLOCKS",
 	TypeGetStats:        "GET_STATS",
 	TypeHeartbeat:       "HEARTBEAT",
 	TypeReportStats:     "REPORT_STATS",

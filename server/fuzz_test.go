@@ -191,6 +191,7 @@ func FuzzSession(f *testing.F) {
 		protocol.TypeHandshake, protocol.TypeGetStats, protocol.TypeReportStats, protocol.TypeAttach, protocol.TypeTasks,
 		protocol.TypeTaskDone, protocol.TypeGranted, protocol.TypeFenced, protocol.TypeCopy, protocol.TypeTaskStatus,
 		protocol.TypeCancelTask, protocol.TypePutName, protocol.TypeDeleteName, protocol.TypeListNames, protocol.TypeWatchNames,
+		protocol.TypeListBlocks,
 	}
 	index := func(t protocol.Type) uint8 { return uint8(slices.Index(types, t)) }
 	alloc := protocol.AllocRequest{InstanceID: "fuzz1", Size: 1 << 20, PageSize: 4096, NeedPages: 1}

@@ -42,7 +42,7 @@ const (
 func AccessOf(t protocol.Type) Access {
 	switch t {
 	case protocol.TypeExists, protocol.TypeBatchExists, protocol.TypePrefixMatch, protocol.TypeListKeys,
-		protocol.TypeListAllocations, protocol.TypeGetStats, protocol.TypeGetUsage:
+		protocol.TypeListBlocks, protocol.TypeListAllocations, protocol.TypeGetStats, protocol.TypeGetUsage:
 		return AccessRead
 	case protocol.TypeShutdown, protocol.TypeReportStats:
 		return AccessNone
@@ -129,6 +129,8 @@ func (m *Master) serve(
 		return m.prefixMatch(c, sc, h, payload, out, now)
 	case protocol.TypeListKeys:
 		return m.listKeys(c, h, payload, out, now)
+	case protocol.TypeListBlocks:
+		return m.listBlocks(c, h, payload, out, now)
 	case protocol.TypeListAllocations:
 		return m.listAllocations(h, payload, out), Served
 	case protocol.TypeGetStats:
@@ -493,6 +495,42 @@ func (m *Master) listKeys(c *Client, h protocol.Header, payload, out []byte, now
 	at := m.reading(c, now)
 	reply.Cursor = at.ListKeys(c.tenantName(), req.Prefix, req.Cursor, int(req.Limit), func(s meta.Slot) { //nolint:gosec // at most MaxBatch
 		reply.Keys = append(reply.Keys, m.keyInfo(s))
+	})
+	m.state.RUnlock()
+	if at.Ahead() {
+		return out, m.stamp(c, &at)
+	}
+	b, mark := protocol.BeginReply(out, h)
+	return protocol.EndFrame(reply.Append(b), mark), Served
+}
+
+// listBlocks serves LIST_BLOCKS.
+func (m *Master) listBlocks(c *Client, h protocol.Header, payload, out []byte, now int64) ([]byte, Outcome) {
+	var req protocol.ListBlocksRequest
+	if err := req.Decode(payload); err != nil {
+		return m.refuseErr(out, h, err), Served
+	}
+	if req.Limit == 0 {
+		req.Limit = listKeysDefault
+	}
+	var reply protocol.ListBlocksReply
+	places := map[*meta.Context]uint16{}
+	m.state.RLock()
+	at := m.reading(c, now)
+	reply.Cursor = at.ListBlocks(c.tenantName(), req.Cursor, int(req.Limit), func(b *meta.Block) { //nolint:gosec // at most MaxBatch
+		place, known := places[b.Context]
+		if !known {
+			place = uint16(len(reply.Contexts)) //nolint:gosec // a page has less
+			places[b.Context] = place
+			x := b.Context
+			reply.Contexts = append(reply.Contexts, protocol.Context{
+				Model: x.Model, LoRA: x.LoRA, Salt: x.Salt, BlockSize: x.BlockSize, Seed: x.Seed,
+			})
+		}
+		reply.Blocks = append(reply.Blocks, protocol.BlockInfo{
+			Context: place, InMemory: b.Media&meta.InMemory != 0, OnDisk: b.Media&meta.OnDisk != 0, HasParent: b.HasParent,
+			Group: b.Group, Hash: b.Hash, Parent: b.Parent, Index: uint64(b.Index),
+		})
 	})
 	m.state.RUnlock()
 	if at.Ahead() {

@@ -56,6 +56,7 @@ func TestARestoredIndexServesNothingBeforeItsIncarnation(t *testing.T) {
 		protocol.TypeBatchExists:     keys.AppendAs(nil, protocol.TypeBatchExists),
 		protocol.TypePrefixMatch:     match.Append(nil),
 		protocol.TypeListKeys:        (&protocol.ListKeysRequest{}).Append(nil),
+		protocol.TypeListBlocks:      (&protocol.ListBlocksRequest{}).Append(nil),
 		protocol.TypeListAllocations: (&protocol.ListAllocationsRequest{}).Append(nil),
 		protocol.TypeRequestAlloc:    alloc.Append(nil),
 		protocol.TypePin:             keys.AppendAs(nil, protocol.TypePin),
