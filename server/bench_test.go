@@ -11,6 +11,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/stretchr/testify/require"
+	"github.com/zeebo/xxh3"
 
 	"larder/protocol"
 )
@@ -164,12 +165,13 @@ func BenchmarkRegister(b *testing.B) {
 			cfg.DataDir = filepath.Join(dir, fmt.Sprint("data", batch, "-", b.N))
 			cfg.Pool[0].Size = 1 << 30
 			s := startServer(b, cfg)
-			benchRegister(b, s, clients, batch)
+			benchRegister(b, s, clients, batch, false)
 		})
 	}
 }
 
-func benchRegister(b *testing.B, s *Server, clients, batch int) {
+// benchRegister registers entries, which are blocks of prefixes or not.
+func benchRegister(b *testing.B, s *Server, clients, batch int, blocks bool) {
 	b.Helper()
 	var wg sync.WaitGroup
 	rounds := b.N/(clients*batch) + 1
@@ -187,7 +189,7 @@ func benchRegister(b *testing.B, s *Server, clients, batch int) {
 	b.ResetTimer()
 	for c, w := range ws {
 		wg.Go(func() {
-			w.registerMany(regions[c], rounds, batch, pages, fmt.Sprint("w", c, "-"))
+			w.registerMany(regions[c], rounds, batch, pages, fmt.Sprint("w", c, "-"), blocks)
 		})
 	}
 	wg.Wait()
@@ -207,7 +209,7 @@ func benchRegister(b *testing.B, s *Server, clients, batch int) {
 }
 
 // registerMany registers new keys round by round; pages that are used up are deleted first, which is not counted.
-func (w *wire) registerMany(r protocol.Region, rounds, batch int, pages uint64, prefix string) {
+func (w *wire) registerMany(r protocol.Region, rounds, batch int, pages uint64, prefix string, blocks bool) {
 	page := uint64(0)
 	t := protocol.TypeBatchRegister
 	if batch == 1 {
@@ -232,6 +234,7 @@ func (w *wire) registerMany(r protocol.Region, rounds, batch int, pages uint64, 
 			old = append(old, key)
 			req.Entries[i] = protocol.RegisterEntry{
 				Key: key, RegionID: r.RegionID, Epoch: r.Epoch, KVOffset: page * r.PageSize, KVLength: r.PageSize,
+				HasPrefix: blocks, Hash: xxh3.Hash(key),
 			}
 			page++
 		}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"larder/conductor/kvevent"
 	"larder/meta"
 	"larder/meta/policy"
 )
@@ -30,6 +31,11 @@ type Config struct {
 	PeerAdvertise string `yaml:"peer_advertise" help:"Address that the other members are told. Empty: as for advertise."`
 	AdminListen   string `yaml:"admin_listen" help:"Address of the HTTP admin and metrics; none: no admin."`
 	AdminToken    Secret `yaml:"admin_token" help:"Bearer token that the admin's changing requests must carry; needed unless admin_listen is a loopback address."`
+
+	KVEventsListen       string `yaml:"kv_events_listen" help:"Endpoint at which this member publishes KV events of what it applies, a ZeroMQ PUB as in tcp://0.0.0.0:5557. Empty: it does not."`
+	KVEventsReplayListen string `yaml:"kv_events_replay_listen" help:"Endpoint that sends past KV events again, a ZeroMQ ROUTER. Empty: none."`
+	KVEventsFormat       string `yaml:"kv_events_format" help:"How KV events are encoded: vllm, as vLLM did until 2026, vllm_map, as it does since, or rfc1527, which alone names tenant, model, adapter and salt."`
+	KVEventsTopic        string `yaml:"kv_events_topic" help:"Topic of KV events. Empty: kv@ADVERTISE@CLUSTER_NAME."`
 
 	Peers []PeerConfig `yaml:"peers" help:"Members of a new cluster, this one included, the same on all: ID=PEER[/CLIENT[/ADMIN]], as in 1=10.0.0.1:7401/:7400/:7402. Used only while the data directory is empty. Empty: a cluster of one."`
 	Join  bool         `yaml:"join" help:"With an empty data directory, wait to be added to a running cluster (larder ctl members add) instead of starting a new one."`
@@ -191,6 +197,7 @@ func Default() Config {
 		Listen:            "127.0.0.1:" + DefaultClientPort,
 		PeerListen:        "127.0.0.1:" + DefaultPeerPort,
 		AdminListen:       "127.0.0.1:" + DefaultAdminPort,
+		KVEventsFormat:    kvevent.RFC1527.String(),
 		Tick:              50 * time.Millisecond, // 20 steps in an election timeout spread candidates well
 		HeartbeatInterval: 100 * time.Millisecond,
 		ElectionTimeout:   time.Second, // far above a slow fsync, and short for those who wait for a new leader

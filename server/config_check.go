@@ -13,9 +13,11 @@ import (
 	"strings"
 	"time"
 
+	"larder/conductor/kvevent"
 	"larder/meta"
 	"larder/meta/policy"
 	"larder/protocol"
+	"larder/zmtp"
 )
 
 // sessionElections is how many election timeouts a session must at least last: a leader may take two to appear, and
@@ -30,6 +32,7 @@ func (c *Config) Validate() error {
 	var p problems
 	c.checkAddresses(&p)
 	c.checkMembers(&p)
+	c.checkKVEvents(&p)
 	c.checkTimes(&p)
 	c.checkPool(&p)
 	c.checkLimits(&p)
@@ -78,6 +81,23 @@ func (c *Config) checkAddresses(p *problems) {
 		"socket: the path is longer than the 107 bytes that a Unix socket may have; set a shorter one, or none")
 	p.check(c.AdminListen == Off || c.AdminToken != "" || isLoopback(c.AdminListen),
 		"admin_token: admin_listen %s can be reached from other hosts; set a token, or listen on 127.0.0.1", c.AdminListen)
+}
+
+func (c *Config) checkKVEvents(p *problems) {
+	for _, e := range []struct{ name, endpoint string }{
+		{"kv_events_listen", c.KVEventsListen},
+		{"kv_events_replay_listen", c.KVEventsReplayListen},
+	} {
+		if e.endpoint != "" {
+			err := zmtp.CheckEndpoint(e.endpoint, true)
+			p.check(err == nil, "%s: %w", e.name, err)
+		}
+	}
+	p.check(c.KVEventsReplayListen == "" || c.KVEventsListen != "",
+		"kv_events_replay_listen: nothing is published to be sent again; set kv_events_listen, too")
+	_, err := kvevent.ParseFormat(c.KVEventsFormat)
+	p.check(err == nil, "kv_events_format: %w", err)
+	p.check(len(c.KVEventsTopic) <= protocol.MaxNameBytes, "kv_events_topic: %d bytes, at most %d", len(c.KVEventsTopic), protocol.MaxNameBytes)
 }
 
 // checkAddress reports what is wrong with a host:port.

@@ -37,6 +37,8 @@ type Counters struct {
 	DemotedBytes        atomic.Uint64 // that finished tasks have copied to slower tiers
 	SessionsExpired     atomic.Uint64
 	SessionsFenced      atomic.Uint64 // processes proven dead
+	KVEventsLost        atomic.Uint64 // changes of blocks that were not published since too many waited
+	KVEventsGaps        atomic.Uint64 // holes in the sequence of what was published
 	Confirms            atomic.Uint64 // rounds that proved leadership
 	ConfirmFailures     atomic.Uint64
 	Groups              atomic.Uint64 // log entries proposed

@@ -77,6 +77,9 @@ type MasterConfig struct {
 	// Restored says that the store was made from a snapshot, whose pool went on without it: until a NewIncarnation has
 	// been applied a leader serves nothing, and takes no command but what a pool begins with.
 	Restored bool
+	// Blocks is told, in order, what each log entry has changed of the blocks of prefixes; nil instead of a list says that the
+	// state was replaced by that of a snapshot. It must not block, and keep nothing of the list. nil = nobody wants to know.
+	Blocks func(changes []meta.BlockChange)
 	// Random returns 64 random bits.
 	Random func() uint64
 
@@ -239,6 +242,7 @@ func (m *Master) Apply(index, term uint64, data []byte) error {
 	serving := m.serving.Load()
 	// One that has led, and does not now, may still have connections of owners.
 	m.results.WantEffects = m.elected.Load() != nil
+	m.results.WantBlocks = m.cfg.Blocks != nil
 	m.state.Lock()
 	incarnation := m.machine.Incarnation()
 	err := m.machine.Apply(index, data, &m.results)
@@ -264,6 +268,7 @@ func (m *Master) Apply(index, term uint64, data []byte) error {
 	}
 	if !serving {
 		m.missFreed()
+		m.tellBlocks()
 		return m.flushIfDue()
 	}
 	m.pushFreed()
@@ -272,7 +277,15 @@ func (m *Master) Apply(index, term uint64, data []byte) error {
 	if n := m.answering.Load(); n > 0 {
 		m.answering.Store(-n)
 	}
+	m.tellBlocks()
 	return m.flushIfDue()
+}
+
+// tellBlocks passes on what a log entry has changed of blocks, once its requests have been answered.
+func (m *Master) tellBlocks() {
+	if len(m.results.Blocks) > 0 {
+		m.cfg.Blocks(m.results.Blocks)
+	}
 }
 
 // flushIfDue writes changed records to the store if there are many, or the interval has passed.
@@ -311,6 +324,9 @@ func (m *Master) Restored(uint64) error {
 	m.machine = machine
 	m.gen++
 	m.state.Unlock()
+	if m.cfg.Blocks != nil {
+		m.cfg.Blocks(nil)
+	}
 	m.missAll()
 	return nil
 }

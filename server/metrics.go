@@ -24,6 +24,7 @@ var requestTypes = func() []protocol.Type {
 // and from the index.
 func (m *metrics) collect(e emitter) {
 	m.collectCounters(e, m.server.Counters())
+	m.collectKVEvents(e)
 	status := m.server.Status()
 	m.collectStatus(e, &status)
 	m.collectIndex(e, &status)

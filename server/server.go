@@ -43,6 +43,7 @@ type Server struct {
 	net      *network
 	watcher  *watcher
 	devices  *devices
+	kvEvents *kvEvents    // nil if none are published
 	restored func() error // to be called once a restored snapshot has its new incarnation; nil = none was
 
 	ctx      context.Context
@@ -121,6 +122,11 @@ func (s *Server) start() (err error) {
 	if restored {
 		s.restored = done
 	}
+	if s.cfg.KVEventsListen != "" {
+		if s.kvEvents, err = newKVEvents(s.ctx, &s.cfg, s.counters, s.logger); err != nil {
+			return errors.Join(err, closeListener(peers))
+		}
+	}
 	if s.master, err = NewMaster(s.masterConfig()); err != nil {
 		return errors.Join(err, closeListener(peers))
 	}
@@ -134,6 +140,9 @@ func (s *Server) start() (err error) {
 	}
 	s.net.master, s.net.node = s.master, s.node
 	s.run(s.pump)
+	if s.kvEvents != nil {
+		s.run(func() { s.kvEvents.run(s.ctx) })
+	}
 	s.run(func() { every(s.ctx, TickInterval, s.master.Tick) })
 	s.run(s.manage)
 	s.net.start()
@@ -267,7 +276,7 @@ func random64() uint64 {
 }
 
 func (s *Server) masterConfig() MasterConfig {
-	return MasterConfig{
+	cfg := MasterConfig{
 		Clock: systemClock{}, Store: s.store.State(), Logger: s.logger, Counters: s.counters,
 		Propose:  func(term uint64, data []byte) (uint64, uint64, error) { return s.node.ProposeIn(term, data) },
 		Wake:     s.wakePump,
@@ -285,6 +294,10 @@ func (s *Server) masterConfig() MasterConfig {
 		AllocTimeout: s.cfg.AllocTimeout, RevokeWatermark: s.cfg.RevokeWatermark,
 		AwayTimeout: s.cfg.AwayTimeout,
 	}
+	if s.kvEvents != nil {
+		cfg.Blocks = s.kvEvents.tell
+	}
+	return cfg
 }
 
 // startNode starts the Raft member.
@@ -635,6 +648,9 @@ func (s *Server) teardown(ctx context.Context) error {
 		s.net.stop()
 	}
 	s.wg.Wait()
+	if s.kvEvents != nil {
+		errs = append(errs, s.kvEvents.pub.Close())
+	}
 	if s.watcher != nil {
 		s.watcher.stop()
 	}
