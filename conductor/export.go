@@ -117,7 +117,9 @@ func (e *exporter) scope(s *scope) {
 	s.mu.Lock()
 	byBit := map[int]place{}
 	for at, bit := range s.places.bits {
-		byBit[bit] = at
+		if !at.once { // who says what is there says so again
+			byBit[bit] = at
+		}
 	}
 	windows, copies := maps.Clone(s.places.windows), maps.Clone(s.copies)
 	s.mu.Unlock()
@@ -414,7 +416,10 @@ func (i *importer) block(name uint64, b []byte) error {
 		if all |= w; w == 0 {
 			continue
 		}
-		i.last.blocks.shard(name).set(name, word, w)
+		was, _ := i.last.blocks.shard(name).set(name, word, w)
+		for fresh := w &^ was; fresh != 0; fresh &= fresh - 1 {
+			i.last.places.held[64*word+bits.TrailingZeros64(fresh)]++
+		}
 	}
 	if all == 0 {
 		return damaged("a block is nowhere")

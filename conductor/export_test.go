@@ -47,6 +47,10 @@ func worn(tb testing.TB) *Index {
 	again := stored(0, seq(0, 4), 1)
 	again.Medium, again.Rank = kvevent.CPU, 2
 	do(source("e02"), window, again, again, again, stored(99, seq(40, 44), 98))
+	pool := source("pool")
+	pool.Once = true
+	do(pool, stored(0, seq(0, 4), 1), stored(0, seq(60, 64), 61))
+	x.Supersede(&Source{Instance: "pool", Epoch: 1}) // it says again what is there, so that it need not be kept
 	other := &Source{Instance: "e02", Scope: Scope{Tenant: "t", Model: "\xff", LoRA: "l", Salt: "s", BlockSize: 4}}
 	do(other, stored(0, seq(0, 8), 1, 2))
 	return x
@@ -82,6 +86,27 @@ func TestExport(t *testing.T) {
 		}
 		same()
 	}
+}
+
+// TestExportLeavesOutWhatIsSaidAgain: a pool lists what it has, so that it is not kept. What is counted of places is right again.
+func TestExportLeavesOutWhatIsSaidAgain(t *testing.T) {
+	x, y := worn(t), NewIndex(IndexConfig{Seed: 3})
+	x.Sweep()
+	before := x.View("")
+	pool := source("pool")
+	pool.Once, pool.Epoch = true, 2
+	apply(t, x, "late", stored(0, seq(0, 4), 1))
+	x.Clear("late", kvevent.NoRank, kvevent.Media)
+	require.NoError(t, x.Apply(pool, stored(0, seq(0, 4), 1), kvevent.NoRank))
+	require.NoError(t, x.Apply(pool, stored(0, seq(60, 64), 61), kvevent.NoRank))
+	require.NoError(t, y.Import(bytes.NewReader(exported(t, x))))
+	after := y.View("")
+	for _, list := range [][]ScopeView{before, after} { // they are not kept
+		for i := range list {
+			list[i].Orphans = 0
+		}
+	}
+	require.Equal(t, before, after)
 }
 
 // TestImportThatFails leaves the index as it was.
