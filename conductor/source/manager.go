@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"slices"
 	"sync"
@@ -158,9 +157,7 @@ func (m *Manager) Services() []Status {
 	for _, s := range m.sources {
 		list = append(list, s.status())
 	}
-	slices.SortFunc(list, func(a, b Status) int {
-		return cmp.Or(cmp.Compare(a.InstanceID, b.InstanceID), cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.DPRank, b.DPRank))
-	})
+	slices.SortFunc(list, func(a, b Status) int { return a.key().compare(b.key()) })
 	return list
 }
 
@@ -212,17 +209,3 @@ func (m *Manager) Close() {
 	}
 	m.sweeps.Wait()
 }
-
-// Store keeps what a manager knows from one process to the next.
-type Store interface {
-	// Save keeps what write writes in place of what it has, all of it or, with an error, nothing.
-	Save(ctx context.Context, write func(io.Writer) error) error
-	// Load gives what was saved last. The error is ErrNoState if nothing was.
-	Load(ctx context.Context) (io.ReadCloser, error)
-}
-
-// Save keeps the services, up to where each is known, and the index, as of one moment.
-func (m *Manager) Save(_ context.Context, _ Store) error { return nil }
-
-// Load takes over what was saved, and goes on from there: before anything is registered.
-func (m *Manager) Load(_ context.Context, _ Store) error { return nil }

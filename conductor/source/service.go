@@ -136,6 +136,10 @@ func (s *Service) key() key { return key{s.InstanceID, s.TenantID, s.DPRank} }
 // String is the key as Unregister returns it.
 func (k key) String() string { return k.instance + "|" + k.tenant + "|" + strconv.Itoa(k.rank) }
 
+func (k key) compare(o key) int {
+	return cmp.Or(cmp.Compare(k.instance, o.instance), cmp.Compare(k.tenant, o.tenant), cmp.Compare(k.rank, o.rank))
+}
+
 // Filter says which services are meant: those that have all of what is given. What is empty does not matter.
 type Filter struct {
 	Type       string `json:"type"`
