@@ -27,15 +27,16 @@ const (
 
 // cli is the whole command line.
 type cli struct {
-	Serve    serveCmd    `cmd:"" help:"Run a server: one member of a cluster, or all of it."`
-	Node     nodeCmd     `cmd:"" help:"Contribute memory and disks of this host to a pool."`
-	Replay   replayCmd   `cmd:"" help:"Replay a trace against a cluster, or against a server started for it, and check every byte."`
-	Ctl      ctlCmd      `cmd:"" help:"Look at a cluster and change it."`
-	Top      topCmd      `cmd:"" help:"Watch a cluster in the terminal."`
-	Bench    benchCmd    `cmd:"" help:"Measure this machine and this program side by side."`
-	Transfer transferCmd `cmd:"" help:"Measure and look at the transfer engine: the ways between two processes."`
-	Config   configCmd   `cmd:"" help:"Check and print configurations."`
-	Version  versionCmd  `cmd:"" help:"Print the version."`
+	Serve     serveCmd     `cmd:"" help:"Run a server: one member of a cluster, or all of it."`
+	Node      nodeCmd      `cmd:"" help:"Contribute memory and disks of this host to a pool."`
+	Conductor conductorCmd `cmd:"" help:"Tell routers which engine holds how much of a prompt, and which is to serve it."`
+	Replay    replayCmd    `cmd:"" help:"Replay a trace against a cluster, or against a server started for it, and check every byte."`
+	Ctl       ctlCmd       `cmd:"" help:"Look at a cluster and change it."`
+	Top       topCmd       `cmd:"" help:"Watch a cluster in the terminal."`
+	Bench     benchCmd     `cmd:"" help:"Measure this machine and this program side by side."`
+	Transfer  transferCmd  `cmd:"" help:"Measure and look at the transfer engine: the ways between two processes."`
+	Config    configCmd    `cmd:"" help:"Check and print configurations."`
+	Version   versionCmd   `cmd:"" help:"Print the version."`
 }
 
 // env is what commands get from outside of their flags.

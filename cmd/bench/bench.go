@@ -82,6 +82,7 @@ var groups = []group{
 	{"data", false, (*bench).data},
 	{"restart", false, (*bench).restart},
 	{"lost", false, (*bench).lost},
+	{"conductor", false, (*bench).conductor},
 	{"policies", true, (*bench).policies},
 	{"failover", true, (*bench).failover},
 	{"lost-5M", true, (*bench).lostLong},
