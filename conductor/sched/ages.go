@@ -51,7 +51,7 @@ func (a *ages) change(bucket int64, n int32, inputs int64) int64 {
 	return bucket
 }
 
-// bucket is the number of the one that a time falls in, which may come before the clock's origin.
+// bucket is the number of the one that a time is nearest to, which may come before the clock's origin.
 func (s *Scheduler) bucket(at time.Duration) int64 {
 	return max(0, int64(at/s.bucketWidth())+ageBuckets)
 }

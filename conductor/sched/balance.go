@@ -42,7 +42,7 @@ func (s *Scheduler) Rebalance(now time.Duration) (InstanceID, Role, bool) {
 		x := &s.instances[i]
 		if x.live && x.Role == other && x.queue.len() == 0 && x.queue.waiting(now, s.pipeline) == 0 &&
 			x.decoding.batch+x.decoding.otherBatch+x.decoding.pending <= 0 {
-			return InstanceID(i), busier, true //nolint:gosec // bounded by MaxInstances
+			return InstanceID(i), busier, true
 		}
 	}
 	return NoInstance, 0, false

@@ -146,11 +146,10 @@ func either[T comparable](v, otherwise T) T {
 
 // Validate reports everything that is wrong with a configuration, zero fields standing for their defaults.
 func (c Config) Validate() error {
-	c = c.withDefaults()
-	return c.check()
+	return c.withDefaults().check()
 }
 
-func (c *Config) check() error {
+func (c Config) check() error {
 	var all []error
 	wrong := func(bad bool, name string, v any, want string) {
 		if bad {
@@ -187,10 +186,8 @@ func (c *Config) check() error {
 const maxClasses = 256
 
 func oneOf[T ~string](all *[]error, name string, v T, known ...T) {
-	for _, k := range known {
-		if v == k {
-			return
-		}
+	if slices.Contains(known, v) {
+		return
 	}
 	*all = append(*all, fmt.Errorf("%w: %s is %q: choose one of %q", ErrConfig, name, v, known))
 }

@@ -151,7 +151,7 @@ func (s *Scheduler) chooseDecode(q *demand, loadOfNow bool) choice {
 	best, least, short := choice{instance: NoInstance, why: ReasonNoDecode}, 0.0, false
 	for i := range s.instances {
 		x := &s.instances[i]
-		id := InstanceID(i) //nolint:gosec // bounded by MaxInstances
+		id := InstanceID(i)
 		if !s.is(id, Decode) {
 			continue
 		}

@@ -26,7 +26,7 @@ func (s *Scheduler) Add(x Instance) (InstanceID, error) {
 		return NoInstance, fmt.Errorf("%w: %q: its role is %d, its bandwidth %v, its KV capacity %d and its batch %d: give 0 for no bound",
 			ErrInstance, x.Name, x.Role, x.Bandwidth, x.KVCapacity, x.MaxBatch)
 	}
-	id := InstanceID(len(s.instances)) //nolint:gosec // bounded by MaxInstances
+	id := InstanceID(len(s.instances))
 	switch {
 	case len(s.gone) > 0:
 		id, s.gone = s.gone[0], s.gone[1:] // the one that has been unused for longest
@@ -48,7 +48,7 @@ func (s *Scheduler) Remove(now time.Duration, id InstanceID) {
 	}
 	for slot := range s.book.slots {
 		if r := &s.book.slots[slot]; r.phase != free && (r.prefill == id || r.decode == id) {
-			s.drop(now, int32(slot)) //nolint:gosec // bounded by MaxRequests
+			s.drop(now, int32(slot))
 		}
 	}
 	s.tally(s.instances[id].Role, -1)

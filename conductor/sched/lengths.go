@@ -22,7 +22,7 @@ func bin(n int) int {
 	if n < 4 {
 		return n
 	}
-	e := bits.Len(uint(n)) - 1 //nolint:gosec // not negative
+	e := bits.Len(uint(n)) - 1
 	return (e-1)*4 + n>>(e-2)&3
 }
 

@@ -61,7 +61,7 @@ func (s *Scheduler) Load(now time.Duration) Load {
 	var l Load
 	var queues, steps float64
 	for i := range s.instances {
-		x, id := &s.instances[i], InstanceID(i) //nolint:gosec // bounded by MaxInstances
+		x, id := &s.instances[i], InstanceID(i)
 		if !x.live {
 			continue
 		}

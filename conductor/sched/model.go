@@ -39,7 +39,7 @@ func seconds(s float64) time.Duration {
 	if !(s < longest.Seconds()) {
 		return longest
 	}
-	return time.Duration(max(0, s) * float64(time.Second))
+	return time.Duration(max(0, s)*float64(time.Second) + 0.5)
 }
 
 // Prefill predicts the time to compute a prompt of n tokens of which the KV of the first p is there, on one node.

@@ -72,7 +72,7 @@ func (s *Scheduler) expect(now, by time.Duration) expectation {
 	var all totals
 	var batches, capacities bounds
 	for i := range s.instances {
-		if x := &s.instances[i]; s.is(InstanceID(i), Decode) { //nolint:gosec // bounded by MaxInstances
+		if x := &s.instances[i]; s.is(InstanceID(i), Decode) {
 			all.add(&x.decoding)
 			e.strictest = stricter(e.strictest, x.decoding.strictest)
 			batches.add(x.MaxBatch)

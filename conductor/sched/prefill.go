@@ -151,7 +151,7 @@ func (s *Scheduler) least(of func(InstanceID) plan) plan {
 	var least plan
 	found := false
 	for i := range s.instances {
-		id := InstanceID(i) //nolint:gosec // bounded by MaxInstances
+		id := InstanceID(i)
 		if !s.is(id, Prefill) {
 			continue
 		}
@@ -165,7 +165,7 @@ func (s *Scheduler) least(of func(InstanceID) plan) plan {
 func (s *Scheduler) randomPrefill(now time.Duration, r *Request) plan {
 	k := s.rng.IntN(s.count(Prefill))
 	for i := range s.instances {
-		id := InstanceID(i) //nolint:gosec // bounded by MaxInstances
+		id := InstanceID(i)
 		if !s.is(id, Prefill) {
 			continue
 		}
@@ -181,7 +181,7 @@ func (s *Scheduler) randomPrefill(now time.Duration, r *Request) plan {
 func (s *Scheduler) leastQueue(now time.Duration, r *Request) plan {
 	least, shortest, ties := NoInstance, time.Duration(0), 0
 	for i := range s.instances {
-		id := InstanceID(i) //nolint:gosec // bounded by MaxInstances
+		id := InstanceID(i)
 		if !s.is(id, Prefill) {
 			continue
 		}

@@ -17,7 +17,7 @@ type regression struct {
 
 const (
 	forgetting  = 0.995 // of a measurement at each later one: some 200 count
-	uncertainty = 1.0   // the covariance's diagonal at first, and at most: a direction that is never seen does not wind up
+	uncertainty = 100.0 // the covariance's diagonal at first, and at most: a direction that is never seen does not wind up
 	mostFactor  = 100.0
 	leastError  = 0.1 // relative; that much is never too wild
 	wild        = 3   // usual errors
@@ -70,9 +70,8 @@ func (r *regression) update(x [3]float64, miss float64) {
 		r.Factors[i] = max(0, min(mostFactor, r.Factors[i]+gain[i]*miss))
 	}
 	for i := range r.P {
-		for j := range i + 1 {
-			r.P[i][j] = (r.P[i][j] - gain[i]*px[j]) / forgetting
-			r.P[j][i] = r.P[i][j]
+		for j := range r.P {
+			r.P[i][j] = (r.P[i][j] - (gain[i]*px[j]+gain[j]*px[i])/2) / forgetting // symmetric in spite of rounding
 		}
 	}
 	for i := range r.P {

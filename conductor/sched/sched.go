@@ -59,7 +59,7 @@ func New(cfg Config, m *Model) (*Scheduler, error) {
 		limits := cfg.Classes[name]
 		s.classes = append(s.classes, class{limits: limits, lengths: m.lengthsOf(name)})
 		s.limits = append(s.limits, limits)
-		s.byClass[name] = int32(i) //nolint:gosec // bounded by maxClasses
+		s.byClass[name] = int32(i)
 	}
 	return s, nil
 }
