@@ -2,8 +2,8 @@ package sched
 
 import "time"
 
-// ages counts the sequences that are being decoded, and the tokens of their prompts, by when they began, in buckets of a
-// sixteenth of t_d. What began longer ago than the buckets go back counts as their first.
+// ages counts the sequences that are being decoded, and the tokens of their prompts, by when they began, in buckets of an
+// eighth of t_d. What began longer ago than the buckets go back counts as their first.
 type ages struct {
 	n           [ageBuckets]int32
 	inputs      [ageBuckets]int64
@@ -13,8 +13,8 @@ type ages struct {
 }
 
 const (
-	bucketsPerTime = 16  // in t_d
-	ageBuckets     = 128 // four t_d back, and as far ahead: see Scheduler.began
+	bucketsPerTime = 8  // in t_d
+	ageBuckets     = 64 // four t_d back, and as far ahead: see Scheduler.began
 )
 
 // advance has the buckets end as far ahead of now as they go back.

@@ -18,6 +18,7 @@ func BenchmarkSchedule(b *testing.B) {
 }
 
 func benchmarkSchedule(b *testing.B, n int, mode Overload) {
+	b.Helper()
 	s, err := New(Config{Overload: mode}, preset(b, DefaultPreset))
 	if err != nil {
 		b.Fatal(err)

@@ -1,7 +1,6 @@
 package sched
 
 import (
-	"errors"
 	"math"
 	"testing"
 	"time"
@@ -39,7 +38,7 @@ func TestBadConfig(t *testing.T) {
 	require.ErrorAs(t, err, &all)
 	assert.Len(t, all.Unwrap(), 18)
 	for _, one := range all.Unwrap() {
-		assert.True(t, errors.Is(one, ErrConfig))
+		require.ErrorIs(t, one, ErrConfig)
 	}
 	_, err = New(Config{Policy: "best"}, nil)
 	assert.ErrorIs(t, err, ErrConfig)

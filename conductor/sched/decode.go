@@ -145,10 +145,12 @@ type choice struct {
 }
 
 // chooseDecode is SelectDecodingInstance: the one with the least predicted TBT, those counted that will be decoded there
-// once they are prefilled, or else requests that come while none has been prefilled would all go to the same. If the load
-// of now matters, one that has room for it and keeps the limits comes before one that does not.
-func (s *Scheduler) chooseDecode(q *demand, loadOfNow bool) choice {
-	best, least, short := choice{instance: NoInstance, why: ReasonNoDecode}, 0.0, false
+// once they are prefilled, or else requests that come while none has been prefilled would all go to the same.
+//
+// Which one has room just now is not looked at: by the time that the request is there another one will, and whoever comes
+// meanwhile would crowd on it.
+func (s *Scheduler) chooseDecode(q *demand) choice {
+	best, least, short := NoInstance, 0.0, false
 	for i := range s.instances {
 		x := &s.instances[i]
 		id := InstanceID(i)
@@ -159,22 +161,22 @@ func (s *Scheduler) chooseDecode(q *demand, loadOfNow bool) choice {
 			short = true
 			continue
 		}
-		c := choice{instance: id}
-		c.step, c.over, c.why = s.fits(x, q)
 		batch, tokens := x.decoding.load()
 		cost := s.model.step(batch+float64(x.decoding.pending)+1, tokens+float64(x.decoding.pendingTokens)+float64(q.input))
-		better := best.instance == NoInstance || cost < least
-		if loadOfNow && best.instance != NoInstance && (c.why == Accepted) != (best.why == Accepted) {
-			better = c.why == Accepted
-		}
-		if better {
-			best, least = c, cost
+		if best == NoInstance || cost < least {
+			best, least = id, cost
 		}
 	}
-	if best.instance == NoInstance && short {
-		best.why = ReasonTooLong
+	switch {
+	case best != NoInstance:
+		c := choice{instance: best}
+		c.step, c.over, c.why = s.fits(&s.instances[best], q)
+		return c
+	case short:
+		return choice{instance: NoInstance, why: ReasonTooLong}
+	default:
+		return choice{instance: NoInstance, why: ReasonNoDecode}
 	}
-	return best
 }
 
 // advanceDecoding brings all decode instances up to date.

@@ -9,13 +9,13 @@ import (
 )
 
 // serve schedules a request and has it decoded at once.
-func serve(t testing.TB, s *Scheduler, now time.Duration, r Request) Decision {
-	t.Helper()
+func serve(tb testing.TB, s *Scheduler, now time.Duration, r Request) Decision {
+	tb.Helper()
 	d := s.Schedule(now, &r)
-	require.True(t, d.Accepted, d.Explain())
+	require.True(tb, d.Accepted, d.Explain())
 	s.PrefillDone(now, r.ID, 0, -1)
 	ok, why := s.AdmitDecode(now, r.ID)
-	require.True(t, ok, why)
+	require.True(tb, ok, why)
 	return d
 }
 

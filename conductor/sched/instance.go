@@ -26,7 +26,7 @@ func (s *Scheduler) Add(x Instance) (InstanceID, error) {
 		return NoInstance, fmt.Errorf("%w: %q: its role is %d, its bandwidth %v, its KV capacity %d and its batch %d: give 0 for no bound",
 			ErrInstance, x.Name, x.Role, x.Bandwidth, x.KVCapacity, x.MaxBatch)
 	}
-	id := InstanceID(len(s.instances))
+	id := InstanceID(len(s.instances)) //nolint:gosec // bounded by MaxInstances
 	switch {
 	case len(s.gone) > 0:
 		id, s.gone = s.gone[0], s.gone[1:] // the one that has been unused for longest

@@ -65,9 +65,9 @@ func (l *lengths) known() bool { return l.Over[0] >= learned }
 func (l *lengths) beyond(tokens float64) float64 {
 	n := int(min(max(0, tokens), mostLength))
 	b := bin(n)
-	start, end := binStart(b), binStart(b+1)
-	part := (float64(n-start) + 1) / float64(end-start)
-	return (float64(l.Over[b+1]) + (1-part)*float64(l.Over[b]-l.Over[b+1])) / float64(max(1, l.Over[0]))
+	width := 1 << max(0, b/4-1)
+	left := float64(width-1-n&(width-1)) / float64(width) // part of the bin that is longer
+	return (float64(l.Over[b+1]) + left*float64(l.Over[b]-l.Over[b+1])) / float64(max(1, l.Over[0]))
 }
 
 // stays is the share of those that have got so many tokens already that get more than a later number.

@@ -9,27 +9,27 @@ import (
 )
 
 // empty checks that nothing is left of any request.
-func empty(t testing.TB, s *Scheduler) {
-	t.Helper()
-	assert.Empty(t, s.book.by)
-	assert.Empty(t, s.book.heap)
-	assert.Zero(t, s.prefilled)
-	assert.Zero(t, s.prefilledInputs)
-	assert.Zero(t, s.hinted.total)
-	assert.Zero(t, s.hinted.totalInputs)
+func empty(tb testing.TB, s *Scheduler) {
+	tb.Helper()
+	assert.Empty(tb, s.book.by)
+	assert.Empty(tb, s.book.heap)
+	assert.Zero(tb, s.prefilled)
+	assert.Zero(tb, s.prefilledInputs)
+	assert.Zero(tb, s.hinted.total)
+	assert.Zero(tb, s.hinted.totalInputs)
 	for i := range s.classes {
 		a := &s.classes[i].ages
-		assert.Zero(t, a.total)
-		assert.Zero(t, a.totalInputs)
-		assert.Equal(t, [ageBuckets]int32{}, a.n)
-		assert.Equal(t, [ageBuckets]int64{}, a.inputs)
+		assert.Zero(tb, a.total)
+		assert.Zero(tb, a.totalInputs)
+		assert.Equal(tb, [ageBuckets]int32{}, a.n)
+		assert.Equal(tb, [ageBuckets]int64{}, a.inputs)
 	}
 	for i := range s.instances {
 		x := &s.instances[i]
 		d := x.decoding
-		assert.Zero(t, x.queue.len())
-		assert.Zero(t, x.queue.base)
-		assert.Equal(t, []any{0, int64(0), int64(0), int64(0), 0, int64(0), time.Duration(0)},
+		assert.Zero(tb, x.queue.len())
+		assert.Zero(tb, x.queue.base)
+		assert.Equal(tb, []any{0, int64(0), int64(0), int64(0), 0, int64(0), time.Duration(0)},
 			[]any{d.batch, d.inputs, d.steps, d.starts, d.pending, d.pendingTokens, d.strictest})
 	}
 }
@@ -94,7 +94,7 @@ func TestBounds(t *testing.T) {
 	cluster(t, s, 1, 1)
 	_, err := s.Add(Instance{Name: "n3"})
 	require.ErrorIs(t, err, ErrInstance)
-	assert.ErrorContains(t, err, "n3")
+	require.ErrorContains(t, err, "n3")
 	assert.True(t, s.Schedule(0, &Request{ID: 1, Input: 1}).Accepted)
 	assert.True(t, s.Schedule(0, &Request{ID: 2, Input: 1}).Accepted)
 	assert.Equal(t, ReasonBusy, s.Schedule(0, &Request{ID: 3, Input: 1}).Reason)

@@ -11,12 +11,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func preset(t testing.TB, name string) *Model {
-	t.Helper()
+func preset(tb testing.TB, name string) *Model {
+	tb.Helper()
 	c, err := Preset(name)
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	m, err := NewModel(c)
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	return m
 }
 
@@ -128,14 +128,14 @@ func TestMonotonyIsNoHarm(t *testing.T) {
 func TestStepIsLearned(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	m := preset(t, DefaultPreset)
-	real := func(batch, kv int) float64 { return 0.025 + 1e-4*float64(batch) + 8e-8*float64(kv) }
+	took := func(batch, kv int) float64 { return 0.025 + 1e-4*float64(batch) + 8e-8*float64(kv) }
 	for range 500 {
 		batch := 1 + rng.IntN(100)
 		kv := batch * (1000 + rng.IntN(20_000))
-		m.LearnStep(batch, kv, seconds(real(batch, kv)*(1+0.05*rng.NormFloat64())))
+		m.LearnStep(batch, kv, seconds(took(batch, kv)*(1+0.05*rng.NormFloat64())))
 	}
 	for _, x := range [][2]int{{1, 1000}, {30, 300_000}, {100, 1_500_000}} {
-		assert.InEpsilon(t, real(x[0], x[1]), m.Step(x[0], x[1]).Seconds(), 0.08)
+		assert.InEpsilon(t, took(x[0], x[1]), m.Step(x[0], x[1]).Seconds(), 0.08)
 	}
 }
 

@@ -107,20 +107,35 @@ func (s *Scheduler) busy(p *plan, n int) time.Duration {
 	return execute + max(0, p.transfer-p.queue)
 }
 
+// queueTime is EstimatePrefillQueueTime.
+func (s *Scheduler) queueTime(now time.Duration, id InstanceID) time.Duration {
+	return min(longest, s.instances[id].queue.waiting(now, s.pipeline))
+}
+
 // local is the plan in which an instance uses what it holds itself.
-func (s *Scheduler) local(now time.Duration, r *Request, id InstanceID) plan {
-	p := plan{instance: id, from: NoInstance, holder: NoInstance, queue: min(longest, s.instances[id].queue.waiting(now, s.pipeline))}
+func (s *Scheduler) local(r *Request, id InstanceID, queue time.Duration) plan {
+	p := plan{instance: id, from: NoInstance, holder: NoInstance, queue: queue}
 	p.prefix = s.holdings[id].after(p.queue, s.cfg.BlockSize)
 	p.execute = s.execution(r.Input, p.prefix)
 	return p
 }
 
-// fetch is the plan in which an instance extends its prefix from elsewhere.
-func (s *Scheduler) fetch(now time.Duration, r *Request, local *plan, from InstanceID, tokens int) plan {
+// offer is a prefix that instances may fetch, and the execution with it, which is the same on all.
+type offer struct {
+	from    InstanceID
+	tokens  int
+	execute time.Duration
+}
+
+func (s *Scheduler) offer(r *Request, from InstanceID, tokens int) offer {
+	return offer{from, tokens, s.execution(r.Input, tokens)}
+}
+
+// fetch is the plan in which an instance extends its prefix by one that is offered.
+func (s *Scheduler) fetch(now time.Duration, r *Request, local *plan, o *offer) plan {
 	p := *local
-	p.from, p.length, p.prefix = from, tokens-local.prefix, tokens
-	p.execute = s.execution(r.Input, tokens)
-	p.transfer = s.transferTime(now, from, p.instance, s.bytes(r, p.length))
+	p.from, p.length, p.prefix, p.execute = o.from, o.tokens-local.prefix, o.tokens, o.execute
+	p.transfer = s.transferTime(now, o.from, p.instance, s.bytes(r, p.length))
 	if s.cfg.LayerWise {
 		p.transfer = max(0, p.transfer-p.execute) // what of loading is hidden behind computing is not waited for
 	}
@@ -136,7 +151,7 @@ func (s *Scheduler) choosePrefill(now time.Duration, r *Request) plan {
 	case LoadBalance:
 		return s.leastQueue(now, r)
 	case CacheAware:
-		return s.least(func(id InstanceID) plan { return s.local(now, r, id) })
+		return s.least(now, func(id InstanceID, queue time.Duration) plan { return s.local(r, id, queue) })
 	default:
 	}
 	best, tokens := s.bestMatch(now, r)
@@ -146,8 +161,9 @@ func (s *Scheduler) choosePrefill(now time.Duration, r *Request) plan {
 	return s.fast25(now, r, best, tokens)
 }
 
-// least is the plan of the instance with the least TTFT; the first of several.
-func (s *Scheduler) least(of func(InstanceID) plan) plan {
+// least is the plan of the instance with the least TTFT; the first of several. One whose queue alone takes that long need not
+// be looked at.
+func (s *Scheduler) least(now time.Duration, of func(id InstanceID, queue time.Duration) plan) plan {
 	var least plan
 	found := false
 	for i := range s.instances {
@@ -155,7 +171,11 @@ func (s *Scheduler) least(of func(InstanceID) plan) plan {
 		if !s.is(id, Prefill) {
 			continue
 		}
-		if p := of(id); !found || p.ttft() < least.ttft() {
+		queue := s.queueTime(now, id)
+		if found && queue >= least.ttft() {
+			continue
+		}
+		if p := of(id, queue); !found || p.ttft() < least.ttft() {
 			least, found = p, true
 		}
 	}
@@ -170,7 +190,7 @@ func (s *Scheduler) randomPrefill(now time.Duration, r *Request) plan {
 			continue
 		}
 		if k == 0 {
-			return s.local(now, r, id)
+			return s.local(r, id, s.queueTime(now, id))
 		}
 		k--
 	}
@@ -185,7 +205,7 @@ func (s *Scheduler) leastQueue(now time.Duration, r *Request) plan {
 		if !s.is(id, Prefill) {
 			continue
 		}
-		switch q := s.instances[i].queue.waiting(now, s.pipeline); {
+		switch q := s.queueTime(now, id); {
 		case least == NoInstance || q < shortest:
 			least, shortest, ties = id, q, 1
 		case q == shortest:
@@ -194,7 +214,7 @@ func (s *Scheduler) leastQueue(now time.Duration, r *Request) plan {
 			}
 		}
 	}
-	return s.local(now, r, least)
+	return s.local(r, least, shortest)
 }
 
 // exceeds reports whether a prefix is so much longer than an instance's own that the instance may fetch it. Any is, of one
@@ -210,18 +230,18 @@ func (s *Scheduler) exceeds(tokens, own int) bool {
 // The last step migrates the prefix to the instance that was chosen if it lacks it by more than the threshold. If that
 // fetches it, this is the same copy; if it computes it, it holds it afterwards, and there is nothing to copy.
 func (s *Scheduler) fast25(now time.Duration, r *Request, best InstanceID, tokens int) plan {
-	pooled := min(r.Pool, r.Input)
-	return s.least(func(id InstanceID) plan {
-		own := s.local(now, r, id)
+	peer, pool := s.offer(r, best, tokens), s.offer(r, FromPool, min(r.Pool, r.Input))
+	return s.least(now, func(id InstanceID, queue time.Duration) plan {
+		own := s.local(r, id, queue)
 		p := own
-		if best != NoInstance && best != id && s.exceeds(tokens, own.prefix) {
-			if f := s.fetch(now, r, &own, best, tokens); f.ttft() < p.ttft() {
+		if best != id && s.exceeds(tokens, own.prefix) {
+			if f := s.fetch(now, r, &own, &peer); f.ttft() < p.ttft() {
 				p = f
 				p.holder, p.migrate = best, f.length
 			}
 		}
-		if s.exceeds(pooled, own.prefix) {
-			if f := s.fetch(now, r, &own, FromPool, pooled); f.ttft() < p.ttft() {
+		if s.exceeds(pool.tokens, own.prefix) {
+			if f := s.fetch(now, r, &own, &pool); f.ttft() < p.ttft() {
 				p = f
 			}
 		}
@@ -232,25 +252,25 @@ func (s *Scheduler) fast25(now time.Duration, r *Request, best InstanceID, token
 // arXiv is Algorithm 1 of the arXiv report to the letter, its lines in the margin. The pool, of which it says nothing, counts
 // as another holder, if what lies there is longer than what any instance has.
 func (s *Scheduler) arXiv(now time.Duration, r *Request, best InstanceID, tokens int) plan {
-	from, length := best, tokens
+	o := s.offer(r, best, tokens)
 	if pooled := min(r.Pool, r.Input); pooled > tokens {
-		from, length = FromPool, pooled
+		o = s.offer(r, FromPool, pooled)
 	}
-	p := s.least(func(id InstanceID) plan {
-		own := s.local(now, r, id)
-		remote := own.prefix == 0 || float64(length)/float64(own.prefix) >= s.cfg.KVCacheBalancingThreshold // 8
-		if !remote || length <= own.prefix || from == id {
+	p := s.least(now, func(id InstanceID, queue time.Duration) plan {
+		own := s.local(r, id, queue)
+		remote := own.prefix == 0 || float64(o.tokens)/float64(own.prefix) >= s.cfg.KVCacheBalancingThreshold // 8
+		if !remote || o.tokens <= own.prefix || o.from == id {
 			return own // 9-13; with nothing to transfer, lines 15-21 come to the same
 		}
-		return s.fetch(now, r, &own, from, length) // 15-21
+		return s.fetch(now, r, &own, &o) // 15-21
 	})
-	return s.arXivMigrate(now, r, p, best, tokens)
+	return s.arXivMigrate(r, p, best, tokens)
 }
 
 // arXivMigrate is lines 28-30 and section 4.2.5.2. The prefix is copied to the instance that was chosen if it is longer than
 // the threshold. That instance does not wait for the copy if it computes the rest sooner than it would come.
-func (s *Scheduler) arXivMigrate(now time.Duration, r *Request, p plan, best InstanceID, tokens int) plan {
-	own := s.local(now, r, p.instance)
+func (s *Scheduler) arXivMigrate(r *Request, p plan, best InstanceID, tokens int) plan {
+	own := s.local(r, p.instance, p.queue)
 	if p.from != NoInstance && own.execute-p.execute < p.transfer {
 		p = own
 	}

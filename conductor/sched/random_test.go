@@ -23,9 +23,9 @@ type driver struct {
 	log  []string // of decisions
 }
 
-func newDriver(t testing.TB, cfg Config, seed uint64) *driver {
-	t.Helper()
-	d := &driver{t: t, s: newScheduler(t, cfg), rng: rand.New(rand.NewPCG(seed, 1))}
+func newDriver(tb testing.TB, cfg Config, seed uint64) *driver {
+	tb.Helper()
+	d := &driver{t: tb, s: newScheduler(tb, cfg), rng: rand.New(rand.NewPCG(seed, 1))}
 	for range 8 {
 		d.add()
 	}

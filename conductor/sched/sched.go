@@ -88,7 +88,7 @@ func (s *Scheduler) Schedule(now time.Duration, r *Request) Decision {
 	q := s.demand(class, r.Input, r.Output, d.Limits.TBTSLO, share)
 	p := s.choosePrefill(now, r)
 	s.advanceDecoding(now)
-	c := s.chooseDecode(&q, s.cfg.Overload == Early)
+	c := s.chooseDecode(&q)
 	d.fill(&p, &c)
 	if c.instance != NoInstance {
 		var step float64

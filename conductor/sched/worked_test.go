@@ -15,30 +15,30 @@ func roundCosts() Costs {
 
 const roundBandwidth = 5e6 // of 1000 bytes a token: 0.2 ms each
 
-func newScheduler(t testing.TB, cfg Config) *Scheduler {
-	t.Helper()
+func newScheduler(tb testing.TB, cfg Config) *Scheduler {
+	tb.Helper()
 	m, err := NewModel(roundCosts())
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	s, err := New(cfg, m)
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	return s
 }
 
-func add(t testing.TB, s *Scheduler, x Instance) InstanceID {
-	t.Helper()
+func add(tb testing.TB, s *Scheduler, x Instance) InstanceID {
+	tb.Helper()
 	id, err := s.Add(x)
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	return id
 }
 
 // cluster adds p prefill and d decode instances; the ids of the former come first.
-func cluster(t testing.TB, s *Scheduler, p, d int) {
-	t.Helper()
+func cluster(tb testing.TB, s *Scheduler, p, d int) {
+	tb.Helper()
 	for range p {
-		add(t, s, Instance{Role: Prefill, Bandwidth: roundBandwidth})
+		add(tb, s, Instance{Role: Prefill, Bandwidth: roundBandwidth})
 	}
 	for range d {
-		add(t, s, Instance{Role: Decode, Bandwidth: roundBandwidth})
+		add(tb, s, Instance{Role: Decode, Bandwidth: roundBandwidth})
 	}
 }
 
