@@ -2,7 +2,6 @@ package source
 
 import (
 	"bytes"
-	"cmp"
 	"fmt"
 	"log/slog"
 
@@ -24,11 +23,6 @@ type held struct {
 	Instance string         `json:"instance"`
 	Rank     int            `json:"rank"`
 	Medium   kvevent.Medium `json:"medium"`
-}
-
-func (h held) compare(o held) int {
-	return cmp.Or(cmp.Compare(h.Tenant, o.Tenant), cmp.Compare(h.Instance, o.Instance), cmp.Compare(h.Rank, o.Rank),
-		cmp.Compare(h.Medium, o.Medium))
 }
 
 // origin is what an event of a pool's master says that it is of.

@@ -9,7 +9,7 @@
 //     begins with a clear of everything makes up for whatever went before it.
 //   - A number that was there before means that the engine has been restarted: its epoch is another one, and what was known of
 //     it is dropped. So that a restarted engine that is as far as the old one was is told from it, a replay begins with the last
-//     batch that is known, which has to be the same.
+//     batch that is known, which has to be the same. Without a replay socket such an engine cannot be told.
 //   - What is known of an engine that cannot be reached stays for a while, and is dropped then. One that comes back in time goes
 //     on where it was, by replay.
 //

@@ -62,9 +62,10 @@ type Manager struct {
 	cancel context.CancelFunc
 	sweeps sync.WaitGroup
 
-	frozen sync.RWMutex // held for reading while an event is applied or what is known is dropped
-
-	mu      sync.Mutex // of what follows
+	// Who holds several locks has taken them in this order.
+	changes sync.Mutex   // held while sources come and go, and while all of it is saved
+	frozen  sync.RWMutex // held for reading while an event is applied or what is known is dropped
+	mu      sync.Mutex   // of what follows, which is changed by who holds changes, too
 	sources map[key]*source
 	past    Counters // of those that are registered no more
 }
@@ -93,8 +94,8 @@ func (m *Manager) Register(svc Service) (fresh bool, err error) {
 	if err := svc.Validate(); err != nil {
 		return false, err
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.changes.Lock()
+	defer m.changes.Unlock()
 	if old := m.sources[svc.key()]; old != nil {
 		if old.Service != svc {
 			return false, ErrConflict
@@ -111,11 +112,13 @@ func (m *Manager) Register(svc Service) (fresh bool, err error) {
 	return true, nil
 }
 
-// start follows a source. mu is held.
+// start follows a source. changes is held.
 func (m *Manager) start(s *source) {
 	ctx, cancel := context.WithCancel(m.life)
 	s.cancel = cancel
+	m.mu.Lock()
 	m.sources[s.key()] = s
+	m.mu.Unlock()
 	go s.run(ctx)
 }
 
@@ -129,17 +132,22 @@ func (s *source) stop(drop bool) {
 }
 
 // Unregister stops following the services that are meant, and drops what is known of them. It returns them as
-// "instance|tenant|rank"; the error is ErrUnknown if there are none.
+// "instance|tenant|rank"; the error is ErrUnknown if there are none, and a *FieldError if no instance is named.
 func (m *Manager) Unregister(f Filter) (removed []string, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	if f.InstanceID == "" {
+		return nil, &FieldError{"instance_id", "is missing"}
+	}
+	m.changes.Lock()
+	defer m.changes.Unlock()
 	for k, s := range m.sources {
 		if !f.matches(&s.Service) {
 			continue
 		}
 		s.stop(true)
+		m.mu.Lock()
 		m.past.add(s.counters.read())
 		delete(m.sources, k)
+		m.mu.Unlock()
 		removed = append(removed, k.String())
 	}
 	if len(removed) == 0 {
@@ -179,7 +187,8 @@ func (m *Manager) Resync(instance string) (n int) {
 	return n
 }
 
-// Frozen calls fn while no event is applied: what fn sees of the index is as of one moment. Events wait, and queries do not.
+// Frozen calls fn while no event is applied: what fn sees of the index is as of one moment. Events wait, and queries do not. Of the
+// manager's methods fn may call Services, Stats and Resync.
 func (m *Manager) Frozen(fn func()) {
 	m.frozen.Lock()
 	defer m.frozen.Unlock()
@@ -202,8 +211,8 @@ func (m *Manager) Stats() Stats {
 // Close stops following all services. What is known of them stays in the index.
 func (m *Manager) Close() {
 	m.cancel()
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.changes.Lock()
+	defer m.changes.Unlock()
 	for _, s := range m.sources {
 		s.stop(false)
 	}

@@ -103,10 +103,20 @@ func TestRegister(t *testing.T) {
 		require.EqualValues(t, -1, list[i].Sequence)
 	}
 
-	for _, f := range []Filter{{InstanceID: "b"}, {InstanceID: "a", ModelName: "n"}, {InstanceID: "a", BlockSize: 8}, {Type: SGLang}, {LoRAName: "x"}} {
+	for _, f := range []Filter{
+		{InstanceID: "b"},
+		{InstanceID: "a", ModelName: "n"},
+		{InstanceID: "a", BlockSize: 8},
+		{InstanceID: "a", Type: SGLang},
+		{InstanceID: "a", LoRAName: "x"},
+	} {
 		_, err := w.Unregister(f)
 		require.ErrorIs(t, err, ErrUnknown)
 	}
+	var wrong *FieldError
+	_, err = w.Unregister(Filter{})
+	require.ErrorAs(t, err, &wrong)
+	require.Equal(t, "instance_id", wrong.Field)
 	removed, err := w.Unregister(Filter{InstanceID: "a", TenantID: "t2", Type: "vllm", BlockSize: 16})
 	require.NoError(t, err)
 	require.Equal(t, []string{"a|t2|0"}, removed)

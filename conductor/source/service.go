@@ -140,7 +140,8 @@ func (k key) compare(o key) int {
 	return cmp.Or(cmp.Compare(k.instance, o.instance), cmp.Compare(k.tenant, o.tenant), cmp.Compare(k.rank, o.rank))
 }
 
-// Filter says which services are meant: those that have all of what is given. What is empty does not matter.
+// Filter says which services are meant: those that have all of what is given. What is empty does not matter, but an instance has
+// to be given.
 type Filter struct {
 	Type       string `json:"type"`
 	ModelName  string `json:"modelname"`

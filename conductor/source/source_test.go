@@ -307,6 +307,19 @@ func TestClearOfAMedium(t *testing.T) {
 	require.Empty(t, w.longest(seq(0, 8)))
 }
 
+// TestOrphans: blocks whose beginning was stored before anybody listened are found once it is known.
+func TestOrphans(t *testing.T) {
+	w, e := newWorld(t, Config{}), newEngine(t)
+	e.publish(stored(nil, seq(0, 8), 1, 2))
+	w.follow(e, alone(e.service("a")))
+	e.publish(stored(2, seq(8, 12), 3))
+	w.sync(e, "a")
+	require.Empty(t, w.longest(seq(0, 12)))
+	e.publish(stored(nil, seq(0, 8), 1, 2))
+	w.sync(e, "a")
+	require.Equal(t, map[string]int{"a": 12}, w.longest(seq(0, 12)))
+}
+
 // TestRanks: each rank is a service; one that is restarted takes nothing of the other's with it.
 func TestRanks(t *testing.T) {
 	w := newWorld(t, Config{})

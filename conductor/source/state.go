@@ -2,6 +2,7 @@ package source
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -60,8 +61,8 @@ type savedSource struct {
 func (m *Manager) Save(ctx context.Context, st Store) error {
 	err := st.Save(ctx, func(w io.Writer) (err error) {
 		b := bufio.NewWriterSize(w, 1<<20)
-		m.mu.Lock()
-		defer m.mu.Unlock()
+		m.changes.Lock()
+		defer m.changes.Unlock()
 		m.Frozen(func() { err = m.write(b) })
 		return errors.Join(err, b.Flush())
 	})
@@ -71,7 +72,7 @@ func (m *Manager) Save(ctx context.Context, st Store) error {
 	return nil
 }
 
-// write writes the state. mu is held, and the manager is frozen.
+// write writes the state. changes is held, and the manager is frozen.
 func (m *Manager) write(w io.Writer) error {
 	list := make([]savedSource, 0, len(m.sources))
 	for _, s := range m.sources {
@@ -109,8 +110,14 @@ func (s *source) saved() savedSource {
 	return x
 }
 
+func (h held) compare(o held) int {
+	return cmp.Or(cmp.Compare(h.Tenant, o.Tenant), cmp.Compare(h.Instance, o.Instance), cmp.Compare(h.Rank, o.Rank),
+		cmp.Compare(h.Medium, o.Medium))
+}
+
 // Load takes over what was saved, and goes on from there: each engine is asked for what it has done since, and what is known of
-// one that cannot tell, or is not reached in time, is dropped. It is for a manager without services. The error is ErrNoState,
+// one that cannot tell, or is not reached in time, is dropped. It is for a manager without services; those that are registered
+// then and were saved otherwise are in conflict with what was saved. The error is ErrNoState,
 // ErrState, conductor.ErrImport, ErrLate, or the store's; with any, nothing has changed.
 func (m *Manager) Load(ctx context.Context, st Store) error {
 	r, err := st.Load(ctx)
@@ -118,8 +125,8 @@ func (m *Manager) Load(ctx context.Context, st Store) error {
 		return fmt.Errorf("source: load: %w", err)
 	}
 	defer func() { _ = r.Close() }() // it was read
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.changes.Lock()
+	defer m.changes.Unlock()
 	if len(m.sources) > 0 {
 		return ErrLate
 	}
