@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	replayTries = 3                      // of one gap: an engine that drops messages of a replay drops others next time
-	replayPause = 100 * time.Millisecond // between them
-	lastReply   = math.MaxUint64         // the number in a reply that says that it was the last one
+	replayTries = 3                     // of one gap: an engine that drops messages of a replay drops others next time
+	replayPause = 20 * time.Millisecond // between them
+	lastReply   = math.MaxUint64        // the number in a reply that says that it was the last one
 )
 
 // What replays end with.

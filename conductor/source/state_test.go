@@ -89,7 +89,7 @@ func TestLoadedAndGone(t *testing.T) {
 	require.NoError(t, w.Save(t.Context(), st))
 	w.Close()
 	require.NoError(t, e.pub.Close())
-	w = newWorld(t, Config{DisconnectTTL: 200 * time.Millisecond})
+	w = newWorld(t, Config{DisconnectTTL: 500 * time.Millisecond})
 	require.NoError(t, w.Load(t.Context(), st))
 	require.Equal(t, map[string]int{"a": 8}, w.longest(seq(0, 8)), "it is there at once")
 	require.Equal(t, map[string]int{"a": 4}, w.longestIn(sql, seq(0, 8)))
