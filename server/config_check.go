@@ -97,7 +97,8 @@ func (c *Config) checkKVEvents(p *problems) {
 		"kv_events_replay_listen: nothing is published to be sent again; set kv_events_listen, too")
 	_, err := kvevent.ParseFormat(c.KVEventsFormat)
 	p.check(err == nil, "kv_events_format: %w", err)
-	p.check(len(c.KVEventsTopic) <= protocol.MaxNameBytes, "kv_events_topic: %d bytes, at most %d", len(c.KVEventsTopic), protocol.MaxNameBytes)
+	n := len(c.KVEventsTopic)
+	p.check(n <= protocol.MaxNameBytes, "kv_events_topic: %d bytes, at most %d", n, protocol.MaxNameBytes)
 }
 
 // checkAddress reports what is wrong with a host:port.

@@ -23,7 +23,7 @@ const (
 	// maxEventContexts have their texts kept as events have them.
 	maxEventContexts = 1024
 	// kvEventsBeat is how often subscribers hear from a member that has nothing to tell. It bounds for how long one does not
-	// know that it has missed the last events, or that the member is gone.
+	// know that it has missed the last events, or that the member is gone, or cut off from the others.
 	kvEventsBeat = time.Second
 )
 
@@ -59,7 +59,8 @@ type eventContext struct {
 }
 
 // newKVEvents begins to publish as the configuration says.
-func newKVEvents(ctx context.Context, cfg *Config, n *Counters, logger *slog.Logger) (*kvEvents, error) {
+// led says whether the member knows a leader: one that does not may have missed anything, and does not speak.
+func newKVEvents(ctx context.Context, cfg *Config, led func() bool, n *Counters, logger *slog.Logger) (*kvEvents, error) {
 	format, err := kvevent.ParseFormat(cfg.KVEventsFormat)
 	if err != nil {
 		return nil, fmt.Errorf("server: kv_events_format: %w", err)
@@ -70,7 +71,7 @@ func newKVEvents(ctx context.Context, cfg *Config, n *Counters, logger *slog.Log
 	}
 	pub, err := kvpub.New(ctx, kvpub.Config{
 		Listen: cfg.KVEventsListen, Replay: cfg.KVEventsReplayListen, Topic: topic, Format: format, Rank: kvevent.NoRank,
-		Beat: kvEventsBeat,
+		Beat: kvEventsBeat, Beating: led,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("server: publish KV events: %w", err)

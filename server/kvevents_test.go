@@ -114,7 +114,7 @@ func testEvents(tb testing.TB, format string) (*kvEvents, *eventsOf) {
 	tb.Helper()
 	cfg := withKVEvents(Default())
 	cfg.KVEventsFormat = format
-	k, err := newKVEvents(tb.Context(), &cfg, &Counters{}, testLogger(tb))
+	k, err := newKVEvents(tb.Context(), &cfg, nil, &Counters{}, testLogger(tb))
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, k.pub.Close()) })
 	return k, follow(tb, k.pub.Endpoint())

@@ -123,7 +123,7 @@ func (s *Server) start() (err error) {
 		s.restored = done
 	}
 	if s.cfg.KVEventsListen != "" {
-		if s.kvEvents, err = newKVEvents(s.ctx, &s.cfg, s.counters, s.logger); err != nil {
+		if s.kvEvents, err = newKVEvents(s.ctx, &s.cfg, s.led, s.counters, s.logger); err != nil {
 			return errors.Join(err, closeListener(peers))
 		}
 	}
@@ -555,6 +555,15 @@ func (s *Server) isReady() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ready
+}
+
+// led reports whether this member knows a leader, which may be itself.
+func (s *Server) led() bool {
+	if !s.up() {
+		return false
+	}
+	id, _ := s.node.Leader()
+	return id != 0
 }
 
 // leaderAddr returns the client address of the leader, and its id.

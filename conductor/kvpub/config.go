@@ -27,6 +27,8 @@ type Config struct {
 	// Beat is after how long without a batch one without events is sent, so that subscribers see that the publisher is there,
 	// and whether they have missed the last batch; 0 for never, as vLLM has it.
 	Beat time.Duration
+	// Beating is asked before each beat; without one when it says false, subscribers look for another publisher. nil: always.
+	Beating func() bool
 
 	RingBatches int // past batches that can be sent again; 10,000, as vLLM keeps
 	RingBytes   int // of their payloads; 64 MiB

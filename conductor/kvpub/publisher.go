@@ -202,9 +202,10 @@ func (p *Publisher) send() {
 // beat sends a batch without events if none has gone out since the last beat, when the next one's sequence was last. It returns
 // what that is now.
 func (p *Publisher) beat(last uint64) uint64 {
+	due := p.cfg.Beating == nil || p.cfg.Beating()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.next == last && p.enc.Len() == 0 && !p.closed {
+	if due && p.next == last && p.enc.Len() == 0 && !p.closed {
 		p.out()
 	}
 	return p.next

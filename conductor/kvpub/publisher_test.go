@@ -6,6 +6,7 @@ import (
 	"math"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -165,6 +166,19 @@ func TestBeat(t *testing.T) {
 		require.Empty(t, b.Events)
 		last = sequence
 	}
+}
+
+// TestNoBeat: whoever cannot vouch for what it tells is silent.
+func TestNoBeat(t *testing.T) {
+	var sound atomic.Bool
+	p := publisher(t, Config{Beat: time.Millisecond, Beating: sound.Load})
+	s := subscribe(t, p)
+	first := p.Stats().Sequence
+	time.Sleep(20 * time.Millisecond)
+	require.Equal(t, first, p.Stats().Sequence)
+	sound.Store(true)
+	sequence, _ := s.next("")
+	require.Equal(t, first, sequence)
 }
 
 // replayed asks for past batches and returns their sequences, and the number of parts of the messages.
