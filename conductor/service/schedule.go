@@ -181,7 +181,8 @@ func (sc *scheduler) number(id string) uint64 {
 func (sc *scheduler) answer(id string, d *sched.Decision) *decision {
 	a := &decision{
 		RequestID: id, Prefill: sc.names[d.Prefill], Decode: sc.names[d.Decode],
-		PrefixLen: d.PrefixLen, TransferFrom: sc.nameOf(d.TransferFrom), TransferLen: d.TransferLen, TTFT: seconds(d.TTFT), TBT: seconds(d.TBT), Reason: d.Explain(),
+		PrefixLen: d.PrefixLen, TransferFrom: sc.nameOf(d.TransferFrom), TransferLen: d.TransferLen,
+		TTFT: seconds(d.TTFT), TBT: seconds(d.TBT), Reason: d.Explain(),
 	}
 	if d.Replicate.Tokens > 0 {
 		a.Replicate = &replication{From: sc.nameOf(d.Replicate.From), To: sc.nameOf(d.Replicate.To), Tokens: d.Replicate.Tokens}
