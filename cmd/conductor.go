@@ -23,8 +23,10 @@ type conductorCmd struct {
 	Config        string        `short:"c" env:"CONDUCTOR_CONFIG_PATH" placeholder:"FILE" help:"JSON file with http_server_port, kvevent_instance and what else is configured (default ~/.mooncake/conductor_config.json, if it is there)."`
 	Listen        string        `env:"CONDUCTOR_LISTEN" placeholder:"ADDR" help:"Address for routers, host:port (default http_server_port of 127.0.0.1, which is 13333 by default)."`
 	Seed          string        `env:"CONDUCTOR_SEED" default:"0" help:"Seed of the blocks' names, for those who ask by hash: a number, or any text (default 0)."`
-	Masters       []string      `env:"CONDUCTOR_MASTERS" placeholder:"ADDR" help:"Masters of a pool: its blocks are followed, what is known is kept there too, and hot prefixes are copied (default: none)."`
-	Tenant        string        `env:"CONDUCTOR_TENANT" default:"default" help:"Tenant of the pool whose blocks are followed and copied (default default)."`
+	Masters       []string      `env:"CONDUCTOR_MASTERS" placeholder:"ADDR" help:"Masters of a pool: what is known is kept there too, and hot prefixes are copied (default: none)."`
+	PoolEvents    []string      `env:"CONDUCTOR_POOL_EVENTS" placeholder:"ENDPOINT" help:"Where its members publish events, kv_events_listen as tcp://HOST:PORT; any one of them is enough (default: pooled blocks are not followed)."`
+	PoolHashes    string        `env:"CONDUCTOR_POOL_HASHES" default:"rfc1527" enum:"rfc1527,engine" help:"What pooled blocks are stored under: rfc1527, rolling hashes with --seed, or engine, hashes that engines tell as well (default rfc1527)."`
+	Tenants       []string      `env:"CONDUCTOR_TENANTS" default:"default" placeholder:"TENANT" help:"Tenants of the pool whose blocks are followed and copied (default default)."`
 	StateDir      string        `env:"CONDUCTOR_STATE_DIR" placeholder:"DIR" help:"Directory that keeps what is known for the next start; none: it does not (default ./data/conductor in a checkout, else $XDG_STATE_HOME/larder/conductor)."`
 	MaxBlocks     int           `env:"CONDUCTOR_MAX_BLOCKS" default:"67108864" help:"Blocks in the index, 32 bytes and more each; beyond it the context that was used least lately goes (default 67108864)."`
 	DisconnectTTL time.Duration `name:"disconnect-ttl" env:"CONDUCTOR_DISCONNECT_TTL" default:"60s" help:"How long what an engine holds counts after it was last reached (default 60s)."`
@@ -58,7 +60,7 @@ func (c *conductorCmd) config(logger *slog.Logger) (service.Config, error) {
 	dir, err := c.stateDir(file.StateDir)
 	return service.Config{
 		Listen: c.Listen, File: file, Seed: seedOf(c.Seed), MaxBlocks: c.MaxBlocks, DisconnectTTL: c.DisconnectTTL, SaveEvery: c.SaveEvery,
-		StateDir: dir, PoolTenant: c.Tenant, Logger: logger,
+		StateDir: dir, PoolEvents: c.PoolEvents, PoolEngineHashes: c.PoolHashes == "engine", Logger: logger,
 	}, err
 }
 
@@ -88,15 +90,19 @@ func (c *conductorCmd) Run(e *env) (err error) {
 	if err != nil {
 		return usageError(err)
 	}
-	if len(c.Masters) > 0 {
-		if cfg.Pool, err = c.pool(e.ctx); err != nil {
+	if len(c.PoolEvents) > 0 && len(c.Masters) == 0 {
+		return usageError(errors.New("--pool-events without --masters: what the pool holds is listed there at the start"))
+	}
+	cfg.Pool = map[string]*client.Client{}
+	defer func() { err = errors.Join(err, closePools(cfg.Pool)) }()
+	for _, tenant := range c.Tenants {
+		if len(c.Masters) == 0 {
+			break
+		}
+		if cfg.Pool[tenant], err = c.pool(e.ctx, tenant); err != nil {
+			delete(cfg.Pool, tenant)
 			return err
 		}
-		defer func() {
-			ctx, cancel := background(nodeStop)
-			defer cancel()
-			err = errors.Join(err, cfg.Pool.Close(ctx))
-		}()
 	}
 	s, err := service.Start(cfg)
 	if err != nil {
@@ -114,11 +120,21 @@ func (c *conductorCmd) Run(e *env) (err error) {
 // poolWithin is how long the masters may take to answer at the start.
 const poolWithin = 10 * time.Second
 
-// pool connects to the masters.
-func (c *conductorCmd) pool(ctx context.Context) (*client.Client, error) {
+// closePools ends the sessions.
+func closePools(pools map[string]*client.Client) (err error) {
+	ctx, cancel := background(nodeStop)
+	defer cancel()
+	for _, pool := range pools {
+		err = errors.Join(err, pool.Close(ctx))
+	}
+	return err
+}
+
+// pool connects to the masters as a tenant.
+func (c *conductorCmd) pool(ctx context.Context, tenant string) (*client.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, poolWithin)
 	defer cancel()
-	pool, err := client.Open(ctx, client.Config{Addrs: c.Masters, Tenant: c.Tenant})
+	pool, err := client.Open(ctx, client.Config{Addrs: c.Masters, Tenant: tenant})
 	if err != nil {
 		return nil, fmt.Errorf("masters %s: %w", strings.Join(c.Masters, ", "), err)
 	}

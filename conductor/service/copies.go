@@ -23,9 +23,8 @@ const (
 // copies has hot prefixes that lie in the pool copied to the node near an instance that is to serve them. Nodes move the bytes;
 // what engines hold in memory of their own is theirs to fetch, as the answer of /schedule tells them.
 type copies struct {
-	pool   *client.Client
-	tenant string // whose entries the client sees
-	seed   uint64 // of names
+	pool   map[string]*client.Client // by tenant
+	seed   uint64                    // of names
 	logger *slog.Logger
 	queue  chan *copyOf
 	asked  map[copyKey]time.Duration // of the one goroutine
@@ -48,7 +47,7 @@ type copyKey struct {
 
 func newCopies(cfg *Config) *copies {
 	return &copies{
-		pool: cfg.Pool, tenant: cfg.PoolTenant, seed: cfg.Seed, logger: cfg.Logger, queue: make(chan *copyOf, copyQueue),
+		pool: cfg.Pool, seed: cfg.Seed, logger: cfg.Logger, queue: make(chan *copyOf, copyQueue),
 		asked: map[copyKey]time.Duration{},
 	}
 }
@@ -65,7 +64,7 @@ func (sc *scheduler) copyOf(w *wanted, d *sched.Decision) *copyOf {
 
 // add queues a copy, if there is room.
 func (c *copies) add(x *copyOf) {
-	if c.pool == nil || x.scope.Tenant != c.tenant {
+	if c.pool[x.scope.Tenant] == nil {
 		return
 	}
 	select {
@@ -122,14 +121,15 @@ func (c *copies) ask(ctx context.Context, x *copyOf) error {
 	of := client.PrefixContext{
 		Model: x.scope.Model, LoRA: x.scope.LoRA, Salt: x.scope.Salt, BlockSize: uint64(x.scope.BlockSize), Seed: c.seed, //nolint:gosec // positive
 	}
+	pool := c.pool[x.scope.Tenant]
 	for names := x.names; len(names) > 0; {
 		n := min(len(names), protocol.MaxBatch)
-		matched, keys, err := c.pool.PrefixMatch(ctx, of, names[:n], 0, true)
+		matched, keys, err := pool.PrefixMatch(ctx, of, names[:n], 0, true)
 		if err != nil {
 			return err
 		}
 		if len(keys) > 0 {
-			rep, err := c.pool.Copy(ctx, protocol.CopyRequest{Keys: keys, Node: x.host})
+			rep, err := pool.Copy(ctx, protocol.CopyRequest{Keys: keys, Node: x.host})
 			if err != nil {
 				return err
 			}

@@ -9,6 +9,7 @@ import (
 	"github.com/valyala/fasthttp"
 	"github.com/valyala/fasthttp/fasthttpadaptor"
 
+	"larder/conductor/poolfeed"
 	"larder/conductor/source"
 )
 
@@ -89,6 +90,9 @@ func (m *metrics) Collect(out chan<- prometheus.Metric) {
 	m.s.drift.collect(e)
 	m.s.schedulers.collect(e)
 	m.s.copies.collect(e)
+	if m.s.feed != nil {
+		collectFeed(e, m.s.feed.Stats())
+	}
 }
 
 func (m *metrics) collectIndex(e emitter) {
@@ -108,6 +112,28 @@ func (m *metrics) collectIndex(e emitter) {
 		{"refused_blocks_total", "Blocks that the index had no room for.", c.Refused},
 		{"clears_total", "Clears of engines, or of some of their places.", c.Cleared},
 		{"evicted_contexts_total", "Contexts that made room for others.", c.Evicted},
+	} {
+		e.counter(v.name, v.help, v.value)
+	}
+}
+
+func collectFeed(e emitter, s poolfeed.Stats) {
+	synced := 0.0
+	if s.Synced {
+		synced = 1
+	}
+	e.gauge("pool_synced", "1 if the index follows the pool.", synced)
+	for _, v := range []struct {
+		name, help string
+		value      uint64
+	}{
+		{"pool_members_followed_total", "Members of the pool that were followed, again included.", s.Members},
+		{"pool_listings_total", "Times that all pooled blocks were listed.", s.Listings},
+		{"pool_listed_blocks_total", "Blocks that were listed.", s.Listed},
+		{"pool_events_total", "Events of the pool.", s.Events},
+		{"pool_gaps_total", "Gaps in them, after which all is listed anew.", s.Gaps},
+		{"pool_foreign_events_total", "Events of tenants that are not followed, or of blocks without a size.", s.Foreign},
+		{"pool_bad_events_total", "Events that could not be read or applied.", s.Bad},
 	} {
 		e.counter(v.name, v.help, v.value)
 	}

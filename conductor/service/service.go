@@ -1,15 +1,16 @@
 package service
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	_ "embed"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -18,6 +19,7 @@ import (
 
 	"larder/client"
 	"larder/conductor"
+	"larder/conductor/poolfeed"
 	"larder/conductor/source"
 )
 
@@ -33,10 +35,13 @@ type Config struct {
 	SaveEvery time.Duration
 	// StateDir keeps what is known from one process to the next; "" for none.
 	StateDir string
-	// Pool is a client of the pool, if there is one: its blocks are followed, what is known is kept there, too, so that another
-	// conductor can go on from it, and hot prefixes are copied to where the scheduler wants them. Its owner closes it afterwards.
-	Pool       *client.Client
-	PoolTenant string // the client's; DefaultTenant
+	// Pool is clients of a pool by their tenants, if there is one: what is known is kept there, too, so that another conductor can go
+	// on from it, and hot prefixes are copied to where the scheduler wants them. Their owner closes them afterwards.
+	Pool map[string]*client.Client
+	// PoolEvents are where the pool's members publish events: with these, the tenants' pooled blocks are known, too.
+	PoolEvents []string
+	// PoolEngineHashes says that pooled blocks are stored under engines' own hashes, and not RFC 1527's; see poolfeed.Config.
+	PoolEngineHashes bool
 
 	Logger *slog.Logger
 }
@@ -52,6 +57,7 @@ type Service struct {
 	metrics    *metrics
 	tokens     map[[sha256.Size]byte]string // tenants by their token's hash
 	http       *listener
+	feed       *poolfeed.Feed // nil if no pool is followed
 	stores     []source.Store
 	since      time.Duration
 	run        string // tells this process's own request ids from those of others
@@ -79,7 +85,6 @@ func Start(cfg Config) (*Service, error) {
 	if cfg.Listen == "" {
 		cfg.Listen = fmt.Sprintf("127.0.0.1:%d", DefaultPort)
 	}
-	cfg.PoolTenant = cmp.Or(cfg.PoolTenant, DefaultTenant)
 	s := &Service{cfg: cfg, tokens: map[[sha256.Size]byte]string{}, since: now(), run: strconv.FormatUint(rand.Uint64(), 36)} //nolint:gosec // names
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.x = conductor.NewIndex(conductor.IndexConfig{Seed: cfg.Seed, MaxBlocks: cfg.MaxBlocks})
@@ -105,8 +110,8 @@ func (s *Service) begin() (err error) {
 	if token := s.cfg.File.OperatorToken; token != "" {
 		s.tokens[sha256.Sum256([]byte(token))] = operator
 	}
-	if s.cfg.Pool != nil {
-		s.stores = append(s.stores, &source.Pool{Client: s.cfg.Pool, Name: "state"})
+	if pool := s.cfg.firstPool(); pool != nil {
+		s.stores = append(s.stores, &source.Pool{Client: pool, Name: "state"})
 	}
 	if s.cfg.StateDir != "" {
 		s.stores = append(s.stores, source.Dir(s.cfg.StateDir))
@@ -115,6 +120,15 @@ func (s *Service) begin() (err error) {
 	for i := range s.cfg.File.registrations {
 		if err := s.addStatic(&s.cfg.File.registrations[i]); err != nil {
 			return fmt.Errorf("conductor: kvevent_instance %q: %w", s.cfg.File.registrations[i].InstanceID, err)
+		}
+	}
+	if len(s.cfg.PoolEvents) > 0 {
+		s.feed, err = poolfeed.Start(poolfeed.Config{
+			Index: s.x, Members: s.cfg.PoolEvents, Tenants: s.cfg.Pool, Instance: PoolInstance, EngineHashes: s.cfg.PoolEngineHashes,
+			Logger: s.cfg.Logger,
+		})
+		if err != nil {
+			return err
 		}
 	}
 	if s.http, err = s.listen(s.cfg.Listen); err != nil {
@@ -155,8 +169,19 @@ func (s *Service) Close() error {
 	if s.http != nil { // it began, and so knows something
 		s.save(context.Background())
 	}
+	if s.feed != nil {
+		s.feed.Close()
+	}
 	s.sources.Close()
 	return err
+}
+
+// firstPool is the client whose tenant keeps what is known: the default one's, or the first by name; nil without a pool.
+func (c *Config) firstPool() *client.Client {
+	if pool, there := c.Pool[DefaultTenant]; there || len(c.Pool) == 0 {
+		return pool
+	}
+	return c.Pool[slices.Min(slices.Collect(maps.Keys(c.Pool)))]
 }
 
 // saveWithin bounds one save: beyond it the pool is not there.
