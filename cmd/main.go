@@ -74,14 +74,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	exited := -1
 	commands := cli{Serve: newServeCmd(), Config: newConfigCmd()}
 	commands.Ctl.Snapshot.Restore.configFlags = newConfigFlags()
-	parser, err := kong.New(&commands,
-		kong.Name("larder"),
-		kong.Description("A storage server for the KV cache of LLM serving engines."),
-		kong.Writers(stdout, stderr),
-		kong.Exit(func(code int) { exited = code }),
-		kong.Configuration(loadYAML),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true}),
-	)
+	parser, err := newParser(&commands, stdout, stderr, func(code int) { exited = code })
 	if err != nil {
 		return report(stderr, fmt.Errorf("command line: %w", err))
 	}
@@ -108,6 +101,18 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		c.ctx = bounded
 	}
 	return report(stderr, parsed.Run(e, c))
+}
+
+// newParser makes the parser of the command line, which calls exit after --help.
+func newParser(commands *cli, stdout, stderr io.Writer, exit func(code int)) (*kong.Kong, error) {
+	return kong.New(commands, //nolint:wrapcheck // run wraps
+		kong.Name("larder"),
+		kong.Description("A storage server for the KV cache of LLM serving engines."),
+		kong.Writers(stdout, stderr),
+		kong.Exit(exit),
+		kong.Configuration(loadYAML),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true}),
+	)
 }
 
 // report tells of an error and returns the exit code.

@@ -11,7 +11,6 @@ import (
 	"net"
 	"runtime/debug"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -260,13 +259,13 @@ func writeError(c *fasthttp.RequestCtx, err error) {
 	writeJSON(c, e.status, e)
 }
 
-// index lists what there is.
+// index lists what there is, and the seed of blocks' names, as a text: not everybody's JSON keeps 64 bits.
 func (s *Service) index(*call) (any, error) {
 	paths := map[string]string{}
 	for path, rt := range routes {
 		paths[path] = rt.method
 	}
-	return map[string]any{"paths": paths, "about": strings.TrimSpace(about)}, nil
+	return map[string]any{"paths": paths, "about": about, "seed": strconv.FormatUint(s.x.Seed(), 10)}, nil
 }
 
 const about = "larder conductor: which engine holds how much of a prompt, and which is to serve it; GET /openapi.json describes it"
