@@ -104,6 +104,57 @@ func (f blockFollowers) swept(index uint64) {
 	require.Equal(f.all.tb, listBlocks(m), f.now.blocks)
 }
 
+// TestRandomBlocks stores few blocks under many keys, on two devices, and takes them away in all ways, with sweeps that come
+// late: what is told is right after every command.
+func TestRandomBlocks(t *testing.T) {
+	for seed := range uint64(20) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		p := newPool(t)
+		s := DefaultSettings()
+		s.Version = ClusterVersion
+		p.apply(Header{}, &SetSettings{s})
+		p.device(64 * page)
+		g := generator{r: r, p: p}
+		g.nodes()
+		a := p.open("a")
+		_, space := p.alloc(a, &protocol.AllocRequest{Size: 64 * page, PageSize: page})
+		for n := range 400 {
+			switch p.now++; r.IntN(12) {
+			case 0:
+				p.do(a, &Clear{Context: &Context{Model: "m"}})
+			case 1:
+				p.do(a, &Clear{Prefix: keysOf("k1", "k2", "k3")[r.IntN(3)]})
+			case 2, 3:
+				p.apply(Header{}, &Sweep{Limit: 1 + uint32(r.IntN(16))})
+			case 4, 5:
+				p.do(a, &Delete{Keys: [][]byte{g.key(), g.key()}})
+			case 6:
+				g.tiers()
+			case 7:
+				g.copy()
+			case 8:
+				if n%10 == 0 {
+					p.apply(Header{}, &Clear{All: true})
+				}
+			default:
+				e := entryAt(string(g.key()), space, r.IntN(64))
+				e.HasPrefix, e.Hash, e.TTLMS = true, r.Uint64N(4), r.Uint64N(2)*30
+				p.register(a, &protocol.Context{Model: []string{"m", "n"}[r.IntN(2)]}, e)
+			}
+		}
+		replica, err := Open(newMemStore())
+		require.NoError(t, err)
+		f := newBlockFollowers(t, replica)
+		out := Results{WantBlocks: true}
+		for i, group := range p.log {
+			out.Reset()
+			require.NoError(t, replica.Apply(uint64(i)+1, group, &out))
+			f.step(r, &out)
+		}
+		f.swept(p.index + 1)
+	}
+}
+
 // changes are what the last command told, as kinds and hashes.
 func (p *pool) changes() (told []any) {
 	for _, c := range p.res.Blocks {

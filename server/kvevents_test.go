@@ -3,6 +3,7 @@ package server
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -264,4 +265,24 @@ func BenchmarkTell(b *testing.B) {
 		}
 		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/64, "ns/block")
 	})
+}
+
+// TestASnapshotIsTold: a member whose index a snapshot has replaced does not know what has changed, and says so, after all
+// that it has told before.
+func TestASnapshotIsTold(t *testing.T) {
+	r := newRig(t)
+	var told [][]meta.BlockChange
+	r.m.cfg.Blocks = func(changes []meta.BlockChange) { told = append(told, slices.Clone(changes)) }
+	r.device(8)
+	c := r.client("a")
+	a := c.alloc(protocol.AllocRequest{Size: 4 * testPage, PageSize: testPage})
+	require.NoError(t, a.Err())
+	req := c.registration(a.Region, 0, "k")
+	req.Entries[0].HasPrefix, req.Entries[0].Hash = true, 5
+	c.call(protocol.TypeBatchRegister, req.AppendAs(nil, protocol.TypeBatchRegister))
+	require.Len(t, told, 1)
+	require.EqualValues(t, 5, told[0][0].Hash)
+	require.NoError(t, r.m.Restored(r.index))
+	require.Len(t, told, 2)
+	require.Nil(t, told[1])
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -235,7 +236,7 @@ func TestFollow(t *testing.T) {
 	l.step(50)
 	requireFollows(t, f, x, l)
 	other.step(20)
-	require.Positive(t, f.Stats().Foreign)
+	require.Eventually(t, func() bool { return f.Stats().Foreign > 0 }, 10*time.Second, time.Millisecond)
 
 	p.stop(0)
 	p.start(0)
@@ -300,6 +301,22 @@ func TestGap(t *testing.T) {
 		Kind: kvevent.Stored, Rank: kvevent.NoRank, Hashes: []uint64{1}, BlockSize: 16, BaseBlock: -1,
 	}))
 	require.Eventually(t, func() bool { return f.Stats().Members == 2 }, 10*time.Second, time.Millisecond)
+}
+
+// TestListUnderLoad: what is stored and removed while an index lists the pool is not lost, nor comes back.
+func TestListUnderLoad(t *testing.T) {
+	p := newPool(t, 1)
+	l := p.load("default")
+	l.step(300)
+	for range 4 {
+		var wg sync.WaitGroup
+		wg.Go(func() { l.step(150) })
+		x := conductor.NewIndex(conductor.IndexConfig{})
+		f := feed(t, x, p.endpoints(), l)
+		wg.Wait()
+		requireFollows(t, f, x, l)
+		f.Close()
+	}
 }
 
 // TestStale: what is known is forgotten once no member has been heard for long.
