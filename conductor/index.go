@@ -240,6 +240,11 @@ func (x *Index) ClearTenant(tenant, instance string, rank int, medium kvevent.Me
 	x.retire(tenant, func(p *place) bool { return p.within(instance, rank, medium) })
 }
 
+// ClearRank is ClearTenant for a rank alone: kvevent.NoRank stands for what lies there of no rank.
+func (x *Index) ClearRank(tenant, instance string, rank int, medium kvevent.Medium) {
+	x.retire(tenant, func(p *place) bool { return p.rank == rank && p.within(instance, rank, medium) })
+}
+
 // Supersede forgets what a source that says what is there has said in other epochs than its present one: until then both
 // count. It takes no longer than Clear does.
 func (x *Index) Supersede(src *Source) {
