@@ -181,7 +181,7 @@ func named(name []byte, is string) bool { return len(name) == 0 || string(name) 
 func (s *source) drop(which func(held) bool) {
 	for at := range s.held {
 		if which(at) {
-			s.m.cfg.Index.ClearTenant(at.Tenant, at.Instance, at.Rank, at.Medium)
+			s.m.cfg.Index.ClearRank(at.Tenant, at.Instance, at.Rank, at.Medium)
 			delete(s.held, at)
 		}
 	}

@@ -397,6 +397,26 @@ func TestMooncake(t *testing.T) {
 	require.Empty(t, w.longestIn(other, seq(0, 8)))
 }
 
+// TestPoolAndEngine: what a pool has for an engine is not what the engine has itself, on the same medium.
+func TestPoolAndEngine(t *testing.T) {
+	w := newWorld(t, Config{})
+	engine, pool := newEngine(t), newEngine(t)
+	w.follow(engine, engine.service("x"))
+	s := pool.service("pool")
+	s.Type = Mooncake
+	w.follow(pool, s)
+	engine.publish([]any{"BlockStored", []int{1}, nil, seq(0, 4), 4, nil, "CPU"})
+	pool.publish(map[string]any{
+		"event_type": "stored", "backend_id": "x", "medium": "CPU", "block_size": 4, "seq_hashes": []int{1, 2}, "token_ids": seq(0, 8),
+	})
+	w.sync(engine, "x")
+	w.sync(pool, "pool")
+	require.Equal(t, map[string]int{"x": 8}, w.longest(seq(0, 8)))
+	pool.publish(map[string]any{"event_type": "cleared", "backend_id": "x"})
+	w.sync(pool, "pool")
+	require.Equal(t, map[string]int{"x": 4}, w.longest(seq(0, 8)))
+}
+
 // TestEnginesSpeakForThemselves: what an engine says of other instances and tenants is of itself.
 func TestEnginesSpeakForThemselves(t *testing.T) {
 	w, e := newWorld(t, Config{}), newEngine(t)
