@@ -59,12 +59,15 @@ func newEngine(t *testing.T) *engine {
 	return e
 }
 
-// start begins a process of the engine: its numbers begin anew.
-func (e *engine) start() {
+// start begins a process of the engine: its numbers begin anew. It has published batches of an event each before anybody can hear of them.
+func (e *engine) start(batches ...any) {
 	e.t.Helper()
 	e.mu.Lock()
 	e.next, e.ring, e.stamp = 0, nil, e.stamp+1
 	e.mu.Unlock()
+	for _, event := range batches {
+		e.miss(event)
+	}
 	var err error
 	e.pub, err = zmtp.NewPublisher(e.t.Context(), e.endpoint, zmtp.Config{})
 	require.NoError(e.t, err)

@@ -5,6 +5,7 @@ import (
 	"io"
 	"maps"
 	"net"
+	"slices"
 	"testing"
 	"time"
 
@@ -140,14 +141,7 @@ func TestRestart(t *testing.T) {
 			if c.batches == 30 {
 				e.keeps = 5
 			}
-			// The new process comes with its batches, before anybody can hear of them.
-			hold, begun := make(chan struct{}), make(chan struct{}, 100)
-			e.hold, e.begun = hold, begun
-			close(hold)
-			e.start()
-			for range c.batches {
-				e.miss(stored(nil, seq(100, 104), 7))
-			}
+			e.start(slices.Repeat([]any{stored(nil, seq(100, 104), 7)}, c.batches)...)
 			w.hears(e, "a")
 			e.publish(stored(nil, seq(40, 48), 11, 12))
 			st := w.sync(e, "a")
