@@ -41,7 +41,7 @@ func (s *Scheduler) Rebalance(now time.Duration) (InstanceID, Role, bool) {
 	for i := range s.instances {
 		x := &s.instances[i]
 		if x.live && x.Role == other && x.queue.len() == 0 && x.queue.waiting(now, s.pipeline) == 0 &&
-			x.decoding.batch+x.decoding.otherBatch+x.decoding.pending <= 0 {
+			x.decoding.batch+x.decoding.otherBatch+len(x.decoding.coming) <= 0 {
 			return InstanceID(i), busier, true
 		}
 	}

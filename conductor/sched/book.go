@@ -24,6 +24,8 @@ type remembered struct {
 	kv              float64       // bytes of the prompt's
 	deadline        time.Duration // when it is forgotten or presumed to go on
 	heap            int           // its place in the heap of deadlines
+	at              int           // its place among those that its decode instance decodes, or that are to come there
+	due             time.Duration // when it is predicted to be prefilled; once it is decoded, when it began to be
 	steps           int64         // of its decode instance when it began there
 	ages            *ages         // what counts it while it is decoded
 	bucket          int64
@@ -124,4 +126,17 @@ func (b *book) fix(i int) {
 		b.swap(i, least)
 		i = least
 	}
+}
+
+// list and unlist add a request to a list of slots, and take it out.
+func (b *book) list(list []int32, slot int32) []int32 {
+	b.slots[slot].at = len(list)
+	return append(list, slot)
+}
+
+func (b *book) unlist(list []int32, slot int32) []int32 {
+	at, last := b.slots[slot].at, len(list)-1
+	list[at] = list[last]
+	b.slots[list[at]].at = at
+	return list[:last]
 }

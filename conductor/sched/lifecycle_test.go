@@ -30,7 +30,7 @@ func empty(tb testing.TB, s *Scheduler) {
 		assert.Zero(tb, x.queue.len())
 		assert.Zero(tb, x.queue.base)
 		assert.Equal(tb, []any{0, int64(0), int64(0), int64(0), 0, int64(0), time.Duration(0)},
-			[]any{d.batch, d.inputs, d.steps, d.starts, d.pending, d.pendingTokens, d.strictest})
+			[]any{d.batch, d.inputs, d.steps, d.starts, len(d.coming) + len(d.running), d.pendingTokens, d.strictest})
 	}
 }
 

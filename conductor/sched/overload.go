@@ -29,14 +29,20 @@ func lessen(l Limits, share float64) Limits {
 
 // decodeLoad is what overload control says before prefill of a request that would be decoded at c: nothing in mode None, else
 // what speaks against it.
-func (s *Scheduler) decodeLoad(now, prefilled time.Duration, q *demand, c *choice) (step, over float64, why Reason) {
+func (s *Scheduler) decodeLoad(now, prefilled time.Duration, q *demand, c *choice) verdict {
+	x := &s.instances[c.instance]
 	switch s.cfg.Overload {
 	case Early:
-		return c.step, c.over, c.why
+		return s.fits(x, q)
 	case Predictive:
-		return s.expectedLoad(now, prefilled, q)
+		if v := s.expectedLoad(now, prefilled, q); v.why != Accepted {
+			return v
+		}
+		return s.judge(&x.Instance, x.decoding.strictest, c.batch, c.tokens, q, ReasonLoad)
 	default:
-		return c.step, c.over, Accepted
+		v := s.fits(x, q)
+		v.why = Accepted
+		return v
 	}
 }
 
@@ -45,18 +51,43 @@ func (s *Scheduler) decodeLoad(now, prefilled time.Duration, q *demand, c *choic
 // for t_d is taken away, and the mean TBT over the limit is the load. As a step's time is linear in batch and KV, the mean
 // of all instances' is that of their mean batch and KV. Where answers' lengths are known, by a hint or by their
 // distribution, they stand in for t_d.
-func (s *Scheduler) expectedLoad(now, by time.Duration, q *demand) (step, over float64, why Reason) {
+func (s *Scheduler) expectedLoad(now, by time.Duration, q *demand) verdict {
 	e := s.expect(now, by)
-	mean := &Instance{MaxBatch: e.maxBatch, KVCapacity: e.capacity}
-	step = s.model.step(e.batch+1, e.tokens+float64(q.input))
-	over = s.over(step, stricter(q.limit, e.strictest))
-	switch {
-	case over > 1:
-		why = ReasonLoad
-	case !mean.room(e.batch, e.tokens, q) && e.batch > 0:
-		why = ReasonFull
+	return s.judge(&Instance{MaxBatch: e.maxBatch, KVCapacity: e.capacity}, e.strictest, e.batch, e.tokens, q, ReasonLoad)
+}
+
+// foresee is the same for one instance: what of its batch will be left at a time, and what comes there till then. The mean of
+// all says whether the system is overloaded; this, where a request finds least of it. It looks at each sequence.
+func (s *Scheduler) foresee(now, by time.Duration, x *decoding) (batch, tokens float64) {
+	batch, tokens = float64(x.otherBatch), float64(x.otherTokens)
+	grow := (by - now).Seconds() / max(s.model.step(x.load()), 1e-6)
+	for _, slot := range x.running {
+		r := &s.book.slots[slot]
+		got := float64(x.steps-r.steps) / stepParts
+		stay := s.stay(r, by, got, got+grow)
+		batch += stay
+		tokens += stay * (float64(r.input) + got + grow)
 	}
-	return step, over, why
+	for _, slot := range x.coming {
+		if r := &s.book.slots[slot]; r.due <= by {
+			batch++
+			tokens += float64(r.input)
+		}
+	}
+	return max(0, batch), max(0, tokens)
+}
+
+// stay is how likely a sequence that has got some tokens will get more than a later number, the one that it would have then.
+func (s *Scheduler) stay(r *remembered, by time.Duration, got, later float64) float64 {
+	l := s.classes[r.class].lengths
+	switch {
+	case r.output == 0 && l.known():
+		return l.stays(got, later)
+	case r.output > 0 && later < float64(r.output), r.output == 0 && by-r.due < s.cfg.DecodeTime:
+		return 1
+	default:
+		return 0
+	}
 }
 
 // expectation is what the mean decode instance is expected to do at a time.

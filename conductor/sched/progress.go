@@ -64,9 +64,9 @@ func (s *Scheduler) AdmitDecode(now time.Duration, id uint64) (bool, Reason) {
 	x := &s.instances[r.decode]
 	x.decoding.advance(now, s.model)
 	q := s.demand(r.class, r.input, r.output, lessen(s.classes[r.class].limits, share).TBTSLO, share)
-	if _, _, why := s.fits(x, &q); why != Accepted {
+	if v := s.fits(x, &q); v.why != Accepted {
 		s.drop(now, slot)
-		return false, why
+		return false, v.why
 	}
 	s.beginDecode(now, slot)
 	return true, Accepted
@@ -84,11 +84,10 @@ func (s *Scheduler) beginDecode(now time.Duration, slot int32) {
 	x := &s.instances[r.decode].decoding
 	s.prefilled--
 	s.prefilledInputs -= int64(r.input)
-	x.pending--
-	x.pendingTokens -= int64(r.input)
+	x.unexpect(&s.book, slot)
 	x.advance(now, s.model)
-	x.join(r, s.limits)
-	r.phase = decoded
+	x.join(&s.book, slot, s.limits)
+	r.phase, r.due = decoded, now
 
 	step := s.model.step(x.load())
 	if r.ages = &s.hinted; r.output == 0 {
@@ -137,13 +136,12 @@ func (s *Scheduler) drop(now time.Duration, slot int32) {
 		s.prefilledInputs -= int64(r.input)
 	case decoded:
 		x.advance(now, s.model)
-		x.leave(r, s.limits)
+		x.leave(&s.book, slot, s.limits)
 		r.ages.change(r.bucket, -1, -int64(r.input))
 	default:
 	}
 	if r.phase != decoded {
-		x.pending--
-		x.pendingTokens -= int64(r.input)
+		x.unexpect(&s.book, slot)
 	}
 	s.book.remove(slot)
 }

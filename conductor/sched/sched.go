@@ -88,12 +88,12 @@ func (s *Scheduler) Schedule(now time.Duration, r *Request) Decision {
 	q := s.demand(class, r.Input, r.Output, d.Limits.TBTSLO, share)
 	p := s.choosePrefill(now, r)
 	s.advanceDecoding(now)
-	c := s.chooseDecode(&q)
-	d.fill(&p, &c)
+	c, why := s.chooseDecode(now, now+p.ttft(), &q)
+	d.fill(&p, c.instance)
+	d.Reason = why
 	if c.instance != NoInstance {
-		var step float64
-		step, d.Load, d.Reason = s.decodeLoad(now, now+p.ttft(), &q, &c)
-		d.TBTs = s.model.tbt(step)
+		v := s.decodeLoad(now, now+p.ttft(), &q, &c)
+		d.Load, d.Reason, d.TBTs = v.over, v.why, s.model.tbt(v.step)
 		d.TBT = d.TBTs.Of(s.cfg.TBTLimit)
 		if d.Limits.TTFTSLO > 0 && d.TTFT > d.Limits.TTFTSLO {
 			d.Reason = ReasonTTFT
@@ -126,10 +126,9 @@ func (s *Scheduler) refuse(r *Request) Reason {
 }
 
 // fill writes what has been chosen into a decision.
-func (d *Decision) fill(p *plan, c *choice) {
-	d.Prefill, d.Decode, d.PrefixLen, d.TransferFrom, d.TransferLen = p.instance, c.instance, p.prefix, p.from, p.length
+func (d *Decision) fill(p *plan, decode InstanceID) {
+	d.Prefill, d.Decode, d.PrefixLen, d.TransferFrom, d.TransferLen = p.instance, decode, p.prefix, p.from, p.length
 	d.TTFT, d.Queue, d.Transfer, d.Execution = p.ttft(), p.queue, p.transfer, p.execute
-	d.Reason = c.why
 	if p.migrate > 0 {
 		d.Replicate = Replication{From: p.holder, To: p.instance, Tokens: p.migrate}
 	}
@@ -139,7 +138,7 @@ func (d *Decision) fill(p *plan, c *choice) {
 func (s *Scheduler) accept(now time.Duration, r *Request, class int32, d *Decision, p *plan) {
 	x := remembered{
 		id: r.ID, phase: prefilling, class: class, priority: d.Limits.Priority, input: r.Input, prefix: p.prefix, output: r.Output,
-		prefill: d.Prefill, decode: d.Decode, kv: s.bytes(r, r.Input), deadline: now + s.cfg.RequestTTL,
+		prefill: d.Prefill, decode: d.Decode, kv: s.bytes(r, r.Input), deadline: now + s.cfg.RequestTTL, due: now + p.ttft(),
 	}
 	if s.cfg.Presume {
 		x.deadline = now + p.ttft()
@@ -154,6 +153,5 @@ func (s *Scheduler) accept(now time.Duration, r *Request, class int32, d *Decisi
 	}
 	slot := s.book.add(x)
 	s.instances[d.Prefill].queue.push(slot, now, s.busy(p, r.Input), r.Input, s.pipeline)
-	s.instances[d.Decode].decoding.pending++
-	s.instances[d.Decode].decoding.pendingTokens += int64(r.Input)
+	s.instances[d.Decode].decoding.expect(&s.book, slot)
 }
