@@ -24,9 +24,7 @@ type remembered struct {
 	kv              float64       // bytes of the prompt's
 	deadline        time.Duration // when it is forgotten or presumed to go on
 	heap            int           // its place in the heap of deadlines
-	at              int           // its place among those that its decode instance decodes, or that are to come there
-	due             time.Duration // when it is predicted to be prefilled; once it is decoded, when it began to be
-	steps           int64         // of its decode instance when it began there
+	at              int           // its place among the sequences of its decode instance, or those to come there
 	ages            *ages         // what counts it while it is decoded
 	bucket          int64
 
@@ -128,15 +126,26 @@ func (b *book) fix(i int) {
 	}
 }
 
-// list and unlist add a request to a list of slots, and take it out.
-func (b *book) list(list []int32, slot int32) []int32 {
-	b.slots[slot].at = len(list)
-	return append(list, slot)
+// sequence is what predictions look at of a request, side by side with those of the same instance.
+type sequence struct {
+	slot          int32
+	class         int32
+	input, output int32         // tokens: of the prompt, and the hint
+	at            time.Duration // when it is predicted to be prefilled; once it is decoded, when that began
+	steps         int64         // of its instance when that began
 }
 
-func (b *book) unlist(list []int32, slot int32) []int32 {
+// list and unlist add a request to the sequences of an instance, and take it out.
+func (b *book) list(list []sequence, slot int32, at time.Duration, steps int64) []sequence {
+	r := &b.slots[slot]
+	r.at = len(list)
+	return append(list, sequence{slot, r.class, int32(r.input), int32(r.output), at, steps}) //nolint:gosec // bounded by maxInput
+}
+
+func (b *book) unlist(list []sequence, slot int32) ([]sequence, sequence) {
 	at, last := b.slots[slot].at, len(list)-1
+	x := list[at]
 	list[at] = list[last]
-	b.slots[list[at]].at = at
-	return list[:last]
+	b.slots[list[at].slot].at = at
+	return list[:last], x
 }

@@ -15,9 +15,9 @@ type decoding struct {
 	starts int64         // the sum over the sequences of the steps at their beginning
 	at     time.Duration // up to which steps are counted
 
-	running       []int32 // slots of the sequences
-	coming        []int32 // slots of the requests that will be decoded here once they are prefilled
-	pendingTokens int64   // of their prompts
+	running       []sequence
+	coming        []sequence // requests that will be decoded here once they are prefilled
+	pendingTokens int64      // of their prompts
 
 	// What a report said beyond what is known here, for reportLife.
 	otherBatch  int
@@ -64,24 +64,23 @@ func (x *decoding) load() (batch, tokens float64) {
 }
 
 // expect and unexpect change what is to come.
-func (x *decoding) expect(b *book, slot int32) {
-	x.coming = b.list(x.coming, slot)
+func (x *decoding) expect(b *book, slot int32, due time.Duration) {
+	x.coming = b.list(x.coming, slot, due, 0)
 	x.pendingTokens += int64(b.slots[slot].input)
 }
 
 func (x *decoding) unexpect(b *book, slot int32) {
-	x.coming = b.unlist(x.coming, slot)
+	x.coming, _ = b.unlist(x.coming, slot)
 	x.pendingTokens -= int64(b.slots[slot].input)
 }
 
 // join and leave change the batch; advance has been called.
-func (x *decoding) join(b *book, slot int32, limits []Limits) {
+func (x *decoding) join(b *book, slot int32, now time.Duration, limits []Limits) {
 	r := &b.slots[slot]
-	r.steps = x.steps
-	x.running = b.list(x.running, slot)
+	x.running = b.list(x.running, slot, now, x.steps)
 	x.batch++
 	x.inputs += int64(r.input)
-	x.starts += r.steps
+	x.starts += x.steps
 	if x.classes == nil {
 		x.classes = make([]int32, len(limits))
 	}
@@ -92,10 +91,11 @@ func (x *decoding) join(b *book, slot int32, limits []Limits) {
 
 func (x *decoding) leave(b *book, slot int32, limits []Limits) {
 	r := &b.slots[slot]
-	x.running = b.unlist(x.running, slot)
+	var q sequence
+	x.running, q = b.unlist(x.running, slot)
 	x.batch--
 	x.inputs -= int64(r.input)
-	x.starts -= r.steps
+	x.starts -= q.steps
 	if x.batch == 0 {
 		x.steps, x.starts = 0, 0
 	}

@@ -45,6 +45,11 @@
 // through (predictive, the default, which avoids the swings of early rejection: that sees nothing of what is being prefilled).
 // In all modes [Scheduler.AdmitDecode] looks again.
 //
+// The prediction is the report's system-level one: the mean TBT of all decode instances, with what will have been prefilled
+// and without what will have been decoded for t_d. Where a request says how long its answer is, or its class's answers have
+// been learned, that stands in for t_d, and the same is foreseen for single instances, sequence by sequence: the decode
+// instance is then the one with the least load at that time, not now.
+//
 // A request has a priority, its own or its class's. Each priority leaves Config.Headroom of every limit to those above it
 // that have asked lately: as load grows the lowest is rejected first, and as soon as the higher ones are silent it has
 // everything. Requests that have been accepted are never displaced: to cancel them at an engine is not ours, and throws

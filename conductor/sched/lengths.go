@@ -61,13 +61,13 @@ func (l *lengths) average() {
 
 func (l *lengths) known() bool { return l.Over[0] >= learned }
 
-// beyond is the share of answers that are longer than so many tokens. Within a bin they are taken as spread evenly.
+// beyond is how many answers are longer than so many tokens. Within a bin they are taken as spread evenly.
 func (l *lengths) beyond(tokens float64) float64 {
 	n := int(min(max(0, tokens), mostLength))
 	b := bin(n)
 	width := 1 << max(0, b/4-1)
 	left := float64(width-1-n&(width-1)) / float64(width) // part of the bin that is longer
-	return (float64(l.Over[b+1]) + left*float64(l.Over[b]-l.Over[b+1])) / float64(max(1, l.Over[0]))
+	return float64(l.Over[b+1]) + left*float64(l.Over[b]-l.Over[b+1])
 }
 
 // stays is the share of those that have got so many tokens already that get more than a later number.

@@ -61,15 +61,15 @@ func (s *Scheduler) expectedLoad(now, by time.Duration, q *demand) verdict {
 func (s *Scheduler) foresee(now, by time.Duration, x *decoding) (batch, tokens float64) {
 	batch, tokens = float64(x.otherBatch), float64(x.otherTokens)
 	grow := (by - now).Seconds() / max(s.model.step(x.load()), 1e-6)
-	for _, slot := range x.running {
-		r := &s.book.slots[slot]
+	for i := range x.running {
+		r := &x.running[i]
 		got := float64(x.steps-r.steps) / stepParts
 		stay := s.stay(r, by, got, got+grow)
 		batch += stay
 		tokens += stay * (float64(r.input) + got + grow)
 	}
-	for _, slot := range x.coming {
-		if r := &s.book.slots[slot]; r.due <= by {
+	for i := range x.coming {
+		if r := &x.coming[i]; r.at <= by {
 			batch++
 			tokens += float64(r.input)
 		}
@@ -78,16 +78,20 @@ func (s *Scheduler) foresee(now, by time.Duration, x *decoding) (batch, tokens f
 }
 
 // stay is how likely a sequence that has got some tokens will get more than a later number, the one that it would have then.
-func (s *Scheduler) stay(r *remembered, by time.Duration, got, later float64) float64 {
-	l := s.classes[r.class].lengths
-	switch {
-	case r.output == 0 && l.known():
-		return l.stays(got, later)
-	case r.output > 0 && later < float64(r.output), r.output == 0 && by-r.due < s.cfg.DecodeTime:
-		return 1
-	default:
+func (s *Scheduler) stay(r *sequence, by time.Duration, got, later float64) float64 {
+	if r.output > 0 {
+		if later < float64(r.output) {
+			return 1
+		}
 		return 0
 	}
+	if l := s.classes[r.class].lengths; l.known() {
+		return l.stays(got, later)
+	}
+	if by-r.at < s.cfg.DecodeTime {
+		return 1
+	}
+	return 0
 }
 
 // expectation is what the mean decode instance is expected to do at a time.

@@ -85,6 +85,20 @@ func TestPredictionLearnsLengths(t *testing.T) {
 	}
 }
 
+// Where a request is decoded is chosen by what it will find there: the instance with more of it now, if that will be done.
+func TestDecodeChoiceForesees(t *testing.T) {
+	for mode, want := range map[Overload]InstanceID{Early: 2, Predictive: 1} {
+		s := newScheduler(t, Config{Overload: mode})
+		cluster(t, s, 1, 2)
+		for i := range 9 { // answers of 10 tokens at instance 1, of 1000 at instance 2, which has fewer
+			d := serve(t, s, 0, Request{ID: uint64(i), Input: 10, Output: []int{10, 1000}[i%2]})
+			require.Equal(t, InstanceID(1+i%2), d.Decode)
+		}
+		d := s.Schedule(0, &Request{ID: 100, Input: 2000}) // prefilled after 2 s
+		assert.Equal(t, want, d.Decode, mode)
+	}
+}
+
 // The baseline accepts by prefill alone, and rejects at the decode instance, with its load of then.
 func TestRejectedAfterPrefill(t *testing.T) {
 	for _, mode := range []Overload{None, Early} { // neither sees what is being prefilled

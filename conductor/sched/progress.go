@@ -86,8 +86,8 @@ func (s *Scheduler) beginDecode(now time.Duration, slot int32) {
 	s.prefilledInputs -= int64(r.input)
 	x.unexpect(&s.book, slot)
 	x.advance(now, s.model)
-	x.join(&s.book, slot, s.limits)
-	r.phase, r.due = decoded, now
+	x.join(&s.book, slot, now, s.limits)
+	r.phase = decoded
 
 	step := s.model.step(x.load())
 	if r.ages = &s.hinted; r.output == 0 {

@@ -137,8 +137,8 @@ func (d *Decision) fill(p *plan, decode InstanceID) {
 // accept remembers a request, and what it has instances and networks do.
 func (s *Scheduler) accept(now time.Duration, r *Request, class int32, d *Decision, p *plan) {
 	x := remembered{
-		id: r.ID, phase: prefilling, class: class, priority: d.Limits.Priority, input: r.Input, prefix: p.prefix, output: r.Output,
-		prefill: d.Prefill, decode: d.Decode, kv: s.bytes(r, r.Input), deadline: now + s.cfg.RequestTTL, due: now + p.ttft(),
+		id: r.ID, phase: prefilling, class: class, priority: d.Limits.Priority, input: r.Input, prefix: p.prefix, output: min(r.Output, mostLength),
+		prefill: d.Prefill, decode: d.Decode, kv: s.bytes(r, r.Input), deadline: now + s.cfg.RequestTTL,
 	}
 	if s.cfg.Presume {
 		x.deadline = now + p.ttft()
@@ -153,5 +153,5 @@ func (s *Scheduler) accept(now time.Duration, r *Request, class int32, d *Decisi
 	}
 	slot := s.book.add(x)
 	s.instances[d.Prefill].queue.push(slot, now, s.busy(p, r.Input), r.Input, s.pipeline)
-	s.instances[d.Decode].decoding.expect(&s.book, slot)
+	s.instances[d.Decode].decoding.expect(&s.book, slot, now+p.ttft())
 }
