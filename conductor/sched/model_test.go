@@ -118,7 +118,7 @@ func TestMonotonyIsNoHarm(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	m := preset(t, DefaultPreset)
 	before := m.Prefill(64_000, 0)
-	for range 100_000 {
+	for range 20_000 {
 		m.LearnPrefill(1000, 0, time.Duration(float64(m.Prefill(1000, 0))*(1+0.1*rng.NormFloat64())))
 	}
 	assert.True(t, m.prefill.sane())

@@ -56,11 +56,14 @@ func (s *Scheduler) expectedLoad(now, by time.Duration, q *demand) verdict {
 	return s.judge(&Instance{MaxBatch: e.maxBatch, KVCapacity: e.capacity}, e.strictest, e.batch, e.tokens, q, ReasonLoad)
 }
 
+// leastStep bounds how many steps are foreseen, in seconds: no hardware is quicker, whatever has been learned.
+const leastStep = 1e-6
+
 // foresee is the same for one instance: what of its batch will be left at a time, and what comes there till then. The mean of
 // all says whether the system is overloaded; this, where a request finds least of it. It looks at each sequence.
 func (s *Scheduler) foresee(now, by time.Duration, x *decoding) (batch, tokens float64) {
 	batch, tokens = float64(x.otherBatch), float64(x.otherTokens)
-	grow := (by - now).Seconds() / max(s.model.step(x.load()), 1e-6)
+	grow := (by - now).Seconds() / max(s.model.step(x.load()), leastStep)
 	for i := range x.running {
 		r := &x.running[i]
 		got := float64(x.steps-r.steps) / stepParts
@@ -123,7 +126,7 @@ func (s *Scheduler) expect(now, by time.Duration) expectation {
 	if all.batch > 0 {
 		grown = float64(all.tokens-all.inputs) / float64(all.batch)
 	}
-	grown += (by - now).Seconds() / step
+	grown += (by - now).Seconds() / max(step, leastStep)
 	join, joinInputs := s.joining(now, by)
 	e.batch = max(0, stay+float64(join)+float64(all.otherBatch)) / d
 	e.tokens = max(0, inputs+stay*grown+float64(joinInputs)+float64(all.otherTokens)) / d

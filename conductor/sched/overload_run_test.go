@@ -47,7 +47,7 @@ func overloaded(t *testing.T, mode Overload, tell bool) outcome {
 		Classes: map[string]Limits{"": {TTFTSLO: 30 * time.Second, TBTSLO: 40 * time.Millisecond}},
 	}, m)
 	require.NoError(t, err)
-	const prefills, decodes, input, last = 75, 2, 5000, 6 * time.Minute
+	const prefills, decodes, input, last = 75, 2, 5000, 4 * time.Minute
 	cluster(t, s, prefills, decodes)
 	rng := rand.New(rand.NewPCG(1, 2))
 	free := make([]time.Duration, prefills)

@@ -159,7 +159,7 @@ func TestRandomCalls(t *testing.T) {
 		var logs [2][]string
 		for k := range logs {
 			d := newDriver(t, cfg, uint64(i))
-			for range 1000 {
+			for range 400 {
 				d.step(d.rng.IntN(16))
 			}
 			d.end()
