@@ -8,10 +8,10 @@ import (
 	"larder/conductor/kvevent"
 )
 
-// use counts the queries that found something at an instance.
+// use counts the queries that found something at an instance, and the blocks that it let go.
 type use struct {
-	queries, tokens atomic.Uint64
-	last            atomic.Int64 // nanoseconds since 1970
+	queries, tokens, removed atomic.Uint64
+	last                     atomic.Int64 // nanoseconds since 1970
 }
 
 // note takes note of a query that found so many tokens.
@@ -41,6 +41,7 @@ type InstanceView struct {
 	Blocks     int // copies at all of its places
 	Media      [kvevent.Media]int
 	Ranks      []int  // of data parallelism
+	Removed    uint64 // copies that it said are gone, without clears
 	Queries    uint64 // that found something there
 	HitTokens  uint64 // that those found
 	LastAccess int64  // nanoseconds since 1970 of the last one; 0 for never
@@ -74,7 +75,8 @@ func (s *scope) viewOf() ScopeView {
 			at[p.instance] = i
 			u := s.places.uses[p.instance]
 			v.Instances = append(v.Instances, InstanceView{
-				Instance: p.instance, Queries: u.queries.Load(), HitTokens: u.tokens.Load(), LastAccess: u.last.Load(),
+				Instance: p.instance, Removed: u.removed.Load(),
+				Queries: u.queries.Load(), HitTokens: u.tokens.Load(), LastAccess: u.last.Load(),
 			})
 		}
 		n, inst := s.places.held[bit], &v.Instances[i]

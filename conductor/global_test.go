@@ -44,6 +44,7 @@ func TestView(t *testing.T) {
 	v = view()
 	require.Equal(t, 2, v.Replicas)
 	require.Len(t, v.Instances, 1)
+	require.EqualValues(t, 2, v.Instances[0].Removed)
 	x.Sweep()
 	apply(t, x, "c", stored(0, seq(0, 4), 1)) // takes a place that was swept
 	v = view()

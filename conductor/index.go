@@ -381,6 +381,9 @@ func (s *scope) nameOf(engine uint64, group int, standard bool) (name uint64, kn
 func (s *scope) remove(x *Index, at place, e *kvevent.Event) {
 	x.counts.removed.Add(uint64(len(e.Hashes)))
 	bit, there := s.places.bits[at]
+	if there {
+		s.places.uses[at.instance].removed.Add(uint64(len(e.Hashes)))
+	}
 	near := uint64(0)
 	for _, engine := range e.Hashes {
 		key := engineKey(engine, at.group)

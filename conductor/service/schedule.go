@@ -145,7 +145,8 @@ func (s *Service) decide(sc *scheduler, w *wanted) (any, error) {
 		if m.Instance == PoolInstance {
 			req.Pool = m.Longest
 		} else if id, there := sc.ids[m.Instance]; there && m.Longest > 0 {
-			req.Matches = append(req.Matches, sched.Match{Instance: id, Tokens: m.Longest})
+			lasts := s.lasting.of(engine{w.Tenant, m.Instance})
+			req.Matches = append(req.Matches, sched.Match{Instance: id, Tokens: m.Longest, Lasting: lasts})
 			predicted[id] = m.Longest
 		}
 	}

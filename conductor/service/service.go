@@ -54,6 +54,7 @@ type Service struct {
 	schedulers *schedulers
 	copies     *copies
 	drift      *drift
+	lasting    lasting
 	metrics    *metrics
 	tokens     map[[sha256.Size]byte]string // tenants by their token's hash
 	http       *listener
@@ -222,11 +223,12 @@ func (s *Service) save(ctx context.Context) {
 	s.schedulers.save()
 }
 
-// housekeep saves now and then, and forgets requests that nobody has reported about.
+// housekeep saves now and then, forgets requests that nobody has reported about, and sees how fast engines evict.
 func (s *Service) housekeep() {
-	saves, looks := every(s.cfg.SaveEvery), every(time.Second)
+	saves, looks, turns := every(s.cfg.SaveEvery), every(time.Second), every(lastingEvery)
 	defer saves.Stop()
 	defer looks.Stop()
+	defer turns.Stop()
 	for {
 		select {
 		case <-s.ctx.Done():
@@ -235,6 +237,8 @@ func (s *Service) housekeep() {
 			s.save(s.ctx)
 		case <-looks.C:
 			s.schedulers.expire(now())
+		case <-turns.C:
+			s.lasting.look(now(), s.x.View(""))
 		}
 	}
 }
