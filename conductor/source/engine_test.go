@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -51,9 +52,9 @@ var engines atomic.Int64
 
 func newEngine(t *testing.T) *engine {
 	t.Helper()
-	n := engines.Add(1)
+	name := fmt.Sprintf("ipc://@larder-source-%d-%d", os.Getpid(), engines.Add(1))
 	e := &engine{t: t, keeps: math.MaxInt, loses: map[uint64]int{}}
-	e.endpoint, e.replay = fmt.Sprintf("ipc://@larder-source-%d-pub", n), fmt.Sprintf("ipc://@larder-source-%d-replay", n)
+	e.endpoint, e.replay = name+"-pub", name+"-replay"
 	e.start()
 	t.Cleanup(func() { e.stop() })
 	return e
