@@ -225,7 +225,12 @@ func (s *Service) happened(sc *scheduler, from engine, e *event, answer *reporte
 		}
 		sc.lib.PrefillDone(now(), p.id, duration(e.Seconds), cached)
 	case "decode_start":
-		if ok, reason := sc.lib.AdmitDecode(now(), p.id); !ok {
+		ok, reason := sc.lib.AdmitDecode(now(), p.id)
+		if reason == sched.ReasonUnknown { // it was presumed to be through: that is no reason to turn it away
+			answer.Accepted--
+			answer.Unknown++
+			delete(sc.pending, e.RequestID)
+		} else if !ok {
 			answer.Rejected = append(answer.Rejected, e.RequestID)
 			s.metrics.rejected.WithLabelValues(stages[sched.AtDecode], string(reason)).Inc()
 			delete(sc.pending, e.RequestID)
