@@ -52,10 +52,12 @@ func matched(t *testing.T, url string, tokens []uint32) map[string]int {
 	return longest
 }
 
-// startConductor runs the real conductor and gives its URL.
-func startConductor(t *testing.T) string {
+// startConductor runs the real conductor with a configuration and gives its URL.
+func startConductor(t *testing.T, file string) string {
 	t.Helper()
-	s, err := service.Start(service.Config{Listen: "127.0.0.1:0"})
+	f, err := service.ParseFile([]byte(file))
+	require.NoError(t, err)
+	s, err := service.Start(service.Config{Listen: "127.0.0.1:0", File: f})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return "http://" + s.Addr()

@@ -11,6 +11,7 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -181,7 +182,7 @@ func sentence(name string, n int) string {
 // TestPrefixesFindTheirEngine: what an engine has computed makes requests that begin the same go there, although each engine
 // names its blocks differently, and although they come from clients that know nothing of each other. Others spread.
 func TestPrefixesFindTheirEngine(t *testing.T) {
-	conductor := startConductor(t)
+	conductor := startConductor(t, `{}`)
 	e1, url1 := startEngine(t, engine.Config{HashSeed: "1"})
 	e2, url2 := startEngine(t, engine.Config{HashSeed: "2"})
 	register(t, conductor, "engine-1", e1, url1)
@@ -226,7 +227,7 @@ func TestPrefixesFindTheirEngine(t *testing.T) {
 // TestChatsFindTheirEngine: the next turn of a chat goes where the one before was answered, its answer included. Salts keep
 // chats apart.
 func TestChatsFindTheirEngine(t *testing.T) {
-	conductor := startConductor(t)
+	conductor := startConductor(t, `{}`)
 	e1, url1 := startEngine(t, engine.Config{HashSeed: "1"})
 	e2, url2 := startEngine(t, engine.Config{HashSeed: "2"})
 	register(t, conductor, "engine-1", e1, url1)
@@ -304,6 +305,35 @@ func TestScheduled(t *testing.T) {
 	s.awaitEvents(t, "engine-2 prefill_done", "engine-2 decode_start", "engine-2 decode_done")
 	require.Equal(t, 4, s.reported[len(s.reported)-1].progress.OutputTokens)
 	require.Positive(t, s.reported[len(s.reported)-3].progress.Seconds)
+}
+
+// TestConductorSchedules: the real conductor has prompts computed where they are cached, and what it rejects clients are told.
+func TestConductorSchedules(t *testing.T) {
+	conductor := startConductor(t, `{"scheduler": {"classes": {"strict": {"ttft_slo": "1ms"}}}}`)
+	e1, url1 := startEngine(t, engine.Config{HashSeed: "1"})
+	e2, url2 := startEngine(t, engine.Config{HashSeed: "2"})
+	register(t, conductor, "engine-1", e1, url1)
+	register(t, conductor, "engine-2", e2, url2)
+	_, url := startProxy(t, conductor, engines(url1, url2), func(c *config) { c.Mode = modeSchedule })
+	q := object{"model": model, "prompt": make([]uint32, 4001), "max_tokens": 2, "stream": true}
+	first := ask(t, url+pathCompletion, nil, q)
+	require.Equal(t, http.StatusOK, first.status, first.body)
+	require.Equal(t, bySchedule, first.header.Get("X-Larder-Route"))
+	var again outcome
+	require.Eventually(t, func() bool {
+		again = ask(t, url+pathCompletion, nil, q)
+		return again.header.Get("X-Larder-Prefix-Len") == "4000"
+	}, patience, time.Millisecond)
+	require.Equal(t, http.StatusOK, again.status)
+	require.Equal(t, 2, strings.Count(again.body, `"text"`))
+
+	q["prompt"] = slices.Repeat([]int{9}, 4001) // is nowhere, and takes longer
+	o := ask(t, url+pathCompletion, http.Header{headerClass: {"strict"}}, q)
+	require.Equal(t, http.StatusTooManyRequests, o.status, o.body)
+	require.NotEmpty(t, o.header.Get("Retry-After"))
+	require.NotEmpty(t, o.error.Reason)
+	require.Equal(t, "prefill", o.error.Stage)
+	require.Equal(t, "0", metric(t, url, "larder_proxy_lost_reports_total"))
 }
 
 // TestRejection: the client of a request that the conductor rejects is told why, and when to come back.
