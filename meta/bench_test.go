@@ -2,7 +2,6 @@ package meta
 
 import (
 	"encoding/binary"
-	"fmt"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -91,9 +90,16 @@ func (discard) Set([]byte, []byte) {}
 func (discard) Delete([]byte)      {}
 
 func BenchmarkRegister(b *testing.B) {
-	for _, batch := range []int{1, 64} {
-		b.Run(fmt.Sprintf("batch-%d", batch), func(b *testing.B) {
+	for _, c := range []struct {
+		name   string
+		batch  int
+		blocks bool // the entries are blocks of prefixes
+		want   bool // and are told
+	}{{"batch-1", 1, false, false}, {"batch-64", 64, false, false}, {"blocks-64", 64, true, false}, {"told-64", 64, true, true}} {
+		b.Run(c.name, func(b *testing.B) {
+			batch := c.batch
 			p := newPool(b)
+			p.res.WantBlocks = c.want
 			p.device(1 << 50)
 			a := p.open("a")
 			var r AllocResult
@@ -111,6 +117,7 @@ func BenchmarkRegister(b *testing.B) {
 					binary.BigEndian.PutUint64(k[12:], uint64(i)*0x9e3779b97f4a7c15)
 					entries[j] = protocol.RegisterEntry{
 						Key: k, RegionID: uint64(r.Region), Epoch: r.Epoch, KVOffset: uint64(i%(1<<20)) * 4096, KVLength: 4096,
+						HasPrefix: c.blocks, Hash: uint64(i) * 0x9e3779b97f4a7c15,
 					}
 					i++
 				}
