@@ -153,7 +153,7 @@ func TestConductorRefuses(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer func() { require.NoError(t, l.Close()) }()
-	port := l.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert,errcheck // it is
+	port := l.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // it is
 	var out output
 	require.Equal(t, exitFailed, run(t.Context(), []string{"conductor", "--state-dir", "none", "--listen", "127.0.0.1:" + strconv.Itoa(port)}, &out, &out))
 	require.Contains(t, out.String(), "choose a free port")

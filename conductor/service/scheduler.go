@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -130,12 +129,8 @@ func (all *schedulers) load() {
 		err = json.Unmarshal(b, &all.known)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		all.warn("what was learned of times cannot be read: learning anew", err)
+		all.s.warn("what was learned of times cannot be read: learning anew", err)
 	}
-}
-
-func (all *schedulers) warn(what string, err error) {
-	all.s.cfg.Logger.LogAttrs(all.s.ctx, slog.LevelWarn, what, slog.Any("error", err))
 }
 
 // save keeps what models have learned, and what is known of instances.
@@ -145,7 +140,7 @@ func (all *schedulers) save() {
 	}
 	err := all.saveTo(all.path)
 	if err != nil {
-		all.warn("what was learned of times could not be kept", err)
+		all.s.warn("what was learned of times could not be kept", err)
 	}
 }
 
@@ -209,7 +204,7 @@ func (all *schedulers) make(key schedulerKey) (*scheduler, error) {
 	}
 	if kept, ok := all.known[key.String()]; ok {
 		if err := json.Unmarshal(kept.Model, model); err != nil {
-			all.warn("what was learned of times cannot be used: learning anew", err)
+			all.s.warn("what was learned of times cannot be used: learning anew", err)
 			if model, err = sched.NewModel(all.cfg.costs); err != nil {
 				return nil, err
 			}

@@ -177,6 +177,11 @@ func (s *Service) Close() error {
 	return err
 }
 
+// warn tells of what went wrong and does not end the service.
+func (s *Service) warn(what string, err error) {
+	s.cfg.Logger.LogAttrs(s.ctx, slog.LevelWarn, what, slog.Any("error", err)) //nolint:sloglint // callers write it out
+}
+
 // firstPool is the client whose tenant keeps what is known: the default one's, or the first by name; nil without a pool.
 func (c *Config) firstPool() *client.Client {
 	if pool, there := c.Pool[DefaultTenant]; there || len(c.Pool) == 0 {
@@ -198,14 +203,14 @@ func (s *Service) load() {
 		case err == nil:
 			for _, v := range s.sources.Services() {
 				if err := s.schedulers.again(schedulerKey{v.TenantID, v.ModelName}, v.InstanceID); err != nil {
-					s.schedulers.warn("engine "+v.InstanceID+" cannot be scheduled", err)
+					s.warn("engine "+v.InstanceID+" cannot be scheduled", err)
 				}
 			}
 			c := s.x.Counts()
 			s.cfg.Logger.LogAttrs(s.ctx, slog.LevelInfo, "going on from what was known", slog.Int("blocks", c.Blocks))
 			return
 		case !errors.Is(err, source.ErrNoState):
-			s.schedulers.warn("what was known cannot be read: asking engines for all of it", err)
+			s.warn("what was known cannot be read: asking engines for all of it", err)
 		}
 	}
 }
