@@ -2,7 +2,10 @@ package policy_test
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -92,4 +95,66 @@ func benchOne(b *testing.B, name string, n int) {
 			i++
 		}
 	})
+}
+
+// longestRounds is how often BenchmarkLongestCall makes the same calls, to tell
+// what a call costs from what happened beside it.
+const longestRounds = 7
+
+// BenchmarkLongestCall is the longest single call while a pool fills up, turns
+// over and is used: it is what everybody waits for. Every call takes its least
+// time of some rounds.
+func BenchmarkLongestCall(b *testing.B) {
+	const calls = 3 << 20
+	for _, name := range []string{"lru", "s3fifo", "larder"} {
+		for _, n := range []int{1000, 100_000} {
+			b.Run(fmt.Sprintf("%s/entries=%d", name, n), func(b *testing.B) {
+				least := make([]time.Duration, calls)
+				for b.Loop() {
+					for round := range longestRounds {
+						timeCalls(b, name, n, least, round == 0)
+					}
+				}
+				slices.Sort(least)
+				b.ReportMetric(float64(least[calls-1]), "max-ns/call")
+				b.ReportMetric(float64(least[calls-1-calls/100_000]), "p99999-ns/call")
+				b.ReportMetric(float64(least[calls/2]), "p50-ns/call")
+			})
+		}
+	}
+}
+
+// timeCalls makes one call for each of least, and notes the time it took if that
+// is less.
+func timeCalls(b *testing.B, name string, n int, least []time.Duration, first bool) {
+	b.Helper()
+	t := &policytest.Table{}
+	p, err := policy.New(name, policy.Config{}, t)
+	require.NoError(b, err)
+	rng := rand.New(rand.NewPCG(1, 1))
+	var victim policy.Slot
+	yield := func(s policy.Slot) policy.Verdict { victim = s; return policy.Stop }
+	next := uint64(0)
+	for i := range least {
+		use := i > n && rng.IntN(3) == 0
+		if !use && p.Len() == n {
+			p.Victims(0, yield)
+			p.Evict(victim)
+			t.Delete(victim)
+		}
+		s := scatter(rng.IntN(n), n)
+		if !use {
+			next++
+			s = t.Insert(benchInfo(next))
+		}
+		start := time.Now()
+		if use {
+			p.Touch(s, 1)
+		} else {
+			p.Add(s)
+		}
+		if d := time.Since(start); first || d < least[i] {
+			least[i] = d
+		}
+	}
 }

@@ -15,7 +15,7 @@ func init() {
 			return nil, fmt.Errorf("max ghosts is %d: choose at most %d", limit, ghostsHardLimit)
 		}
 		p := &larder{t: t, window: NewQueue(), past: newHistory(uint64(limit))}
-		p.patience = patienceLeast
+		p.patience, p.studied = patienceLeast, 2*larderClasses
 		p.flushed = p.header()
 		for c := range p.queues {
 			p.queues[c] = NewQueue()
@@ -81,7 +81,7 @@ type larder struct {
 	full   bool  // something was evicted: what is hit depends on the policy
 
 	flushed [headerNumbers]uint64 // the header as it was written
-	learned uint64                // number of the history's next use when it was last learned from
+	studied uint64                // of the lesson under way: classes weighed, and then faded
 	duel
 }
 
@@ -149,8 +149,9 @@ func (p *larder) Add(s Slot) {
 	if o.Stamp == 0 {
 		o.Aux = p.inherited(s)
 		if key := p.t.KeyHash(s); p.past.samples(key) {
-			if r := p.past.find(key); r != nil {
-				o.Aux = p.used(o.Aux|uint32(r.uses), 1, p.now-r.stamp)
+			if number, found := p.past.find(key); found {
+				r := p.past.cell(number)
+				o.Aux = p.used(o.Aux|r.uses(), 1, p.now-r.stamp())
 			}
 			o.Aux |= auxSampled
 			p.note(key, o.Aux, false)
@@ -242,10 +243,12 @@ func (*larder) ChildGone(Slot, Order) {}
 
 // note enters a use of a sampled key into the history, with what it tells.
 func (p *larder) note(key uint64, aux uint32, hit bool) {
-	if r := p.past.find(key); r != nil {
-		p.model.end(r.class, p.now-r.stamp, true)
-		if p.full {
-			if p.past.recent(r) {
+	h := &p.past
+	if number, found := h.find(key); found {
+		r := h.cell(number)
+		p.model.end(r.class(), p.now-r.stamp(), true)
+		if p.full && !h.thinning {
+			if number >= h.lru {
 				p.lrus++
 			}
 			if hit {
@@ -253,22 +256,40 @@ func (p *larder) note(key uint64, aux uint32, hit bool) {
 			}
 		}
 	}
-	held := uint64(p.n) >> p.past.shift //nolint:gosec // not negative
-	for p.past.crowded(held) {
-		if r := p.past.forget(); r != nil {
-			p.model.end(r.class, p.now-r.stamp, false)
+	h.push(key, packRecord(p.now, larderClass(aux), aux&auxUses))
+	held := uint64(p.n) >> h.shift //nolint:gosec // not negative
+	for k := 0; k < forgetStep && h.next-h.first > h.span(held); k++ {
+		if r, last := h.forget(); last {
+			p.model.end(r.class(), p.now-r.stamp(), false)
 		}
 	}
-	if p.past.push(key, p.now, larderClass(aux), aux&auxUses, held) {
-		p.model.halve()
-	}
-	if p.past.next-p.judged >= max(duelLeast, held/duelShare) {
+	h.follow(held)
+	if h.next-p.judged >= max(duelLeast, held/duelShare) {
 		p.judge(held)
-		p.judged = p.past.next
+		p.judged = h.next
 	}
-	if p.past.next-p.learned >= p.past.lesson() {
-		p.model.learn(&p.past, p.now)
-		p.learned = p.past.next
+	p.study(held)
+}
+
+// study does a part of the lesson under way, or begins one if there is enough
+// new: it counts what waits in the history, a few uses at a time, then works out
+// the rates of one class after the other, and then lets fade what was counted.
+func (p *larder) study(held uint64) {
+	switch h := &p.past; {
+	case h.swept < h.lesson:
+		if h.sweep(func(r *record) { p.model.wait(r.class(), p.now-r.stamp()) }) {
+			p.studied = 0
+		}
+	case p.studied < larderClasses:
+		p.model.weigh(int(p.studied))
+		p.studied++
+	case p.studied < 2*larderClasses:
+		p.model.fade(int(p.studied - larderClasses))
+		p.studied++
+	case h.due():
+		if h.begin(held) {
+			p.model.halve()
+		}
 	}
 }
 
@@ -374,12 +395,11 @@ const (
 	ages       = ageSteps*(ageBits-ageFirst) + 2
 	weightBits = 8 // an event weighs 1<<weightBits, so that it can fade
 	weight     = 1 << weightBits
-	fadeBits   = 4  // of what was counted, an eighth fades with each lesson
+	fadeBits   = 4  // of what was counted, a sixteenth fades with each lesson
 	priorUses  = 8  // what is not known yet counts as so many events
 	wholeBits  = 24 // a chance of 1
 	whole      = 1 << wholeBits
-	rateBits   = 39 // a rate of 1: chances shifted by it fit 64 bits
-	hopeless   = whole >> 10
+	rateBits   = 39      // a rate of 1: chances shifted by it fit 64 bits
 	maxCount   = 1 << 38 // far above what events can add up to, and shifted by wholeBits below 2^64
 )
 
@@ -389,14 +409,20 @@ const (
 // All is in whole numbers, so that no machine rounds otherwise than another.
 type model struct {
 	classes [larderClasses]lessons
-	hash    uint64
+	hash    uint64 // the sum of all numbers, each times one of its own
 	dirty   uint32 // bit c: class c is to be written
 }
 
 type lessons struct {
 	returns [ages]uint64 // used again at that age
 	ends    [ages]uint64 // that, and last seen at that age
+	waits   [ages]uint64 // in the history at that age, as far as the lesson under way has come
 	rates   [ages]uint64 // what follows, at the last lesson
+}
+
+// cells are the numbers of a class, in the order in which they are written.
+func (l *lessons) cells() [4]*[ages]uint64 {
+	return [4]*[ages]uint64{&l.returns, &l.ends, &l.waits, &l.rates}
 }
 
 // ageOf is the step of an age in stamps.
@@ -419,41 +445,29 @@ func ageAt(step int) uint64 {
 
 func ageWidth(step int) uint64 { return ageAt(step+1) - ageAt(step) }
 
-// cellHash is the part of one number in the model's hash.
-func cellHash(class, cell int, v uint64) uint64 {
-	if v == 0 {
-		return 0
+// set changes one number of a class, the i-th of its kind.
+func (m *model) set(class, kind, i int, cell *uint64, v uint64) {
+	if v != *cell {
+		m.hash += (v - *cell) * (mix64(uint64((class*4+kind)*ages+i)) | 1) //nolint:gosec // not negative
+		*cell = v
+		m.dirty |= 1 << class
 	}
-	return mix64(v ^ mix64(uint64(class*3*ages+cell))) //nolint:gosec // not negative
-}
-
-func (m *model) add(class, cell int, v *uint64) {
-	m.hash -= cellHash(class, cell, *v)
-	*v += weight
-	m.hash += cellHash(class, cell, *v)
-	m.dirty |= 1 << class
 }
 
 // end counts an entry of a class that was used again at an age, or was
 // forgotten without.
-func (m *model) end(class uint8, age int64, returned bool) {
-	c, step := int(class), ageOf(age)
-	m.add(c, ages+step, &m.classes[c].ends[step])
+func (m *model) end(class int, age int64, returned bool) {
+	l, step := &m.classes[class], ageOf(age)
 	if returned {
-		m.add(c, step, &m.classes[c].returns[step])
+		m.set(class, 0, step, &l.returns[step], l.returns[step]+weight)
 	}
+	m.set(class, 1, step, &l.ends[step], l.ends[step]+weight)
 }
 
-// rehash works the hash out from all numbers.
-func (m *model) rehash() {
-	m.hash = 0
-	for c := range m.classes {
-		l := &m.classes[c]
-		for i := range ages {
-			m.hash += cellHash(c, i, l.returns[i]) + cellHash(c, ages+i, l.ends[i]) + cellHash(c, 2*ages+i, l.rates[i])
-		}
-	}
-	m.dirty = 1<<larderClasses - 1
+// wait counts an entry of a class that was not used again yet.
+func (m *model) wait(class int, age int64) {
+	l, step := &m.classes[class], ageOf(age)
+	m.set(class, 2, step, &l.waits[step], l.waits[step]+weight)
 }
 
 // halve is for a history that from now on holds half of the keys.
@@ -461,49 +475,55 @@ func (m *model) halve() {
 	for c := range m.classes {
 		l := &m.classes[c]
 		for i := range ages {
-			l.returns[i] /= 2
-			l.ends[i] /= 2
+			m.set(c, 0, i, &l.returns[i], l.returns[i]/2)
+			m.set(c, 1, i, &l.ends[i], l.ends[i]/2)
 		}
 	}
-	m.rehash()
+}
+
+// fade lets what was counted of a class fade, at the end of a lesson.
+func (m *model) fade(class int) {
+	l := &m.classes[class]
+	for i := range ages {
+		m.set(class, 0, i, &l.returns[i], l.returns[i]-l.returns[i]>>fadeBits)
+		m.set(class, 1, i, &l.ends[i], l.ends[i]-l.ends[i]>>fadeBits)
+		m.set(class, 2, i, &l.waits[i], 0)
+	}
 }
 
 // rate is what keeping an entry yields at best.
 func (m *model) rate(class int, age int64) uint64 { return m.classes[class].rates[ageOf(age)] }
 
-// learn works out the rates from what was counted, and from those in the history
-// that were not used again yet; then what was counted fades.
-//
-// A class of which little is known is taken to be like all, and all to be such
-// that what was not used for twice as long is half as likely to be used.
-func (m *model) learn(h *history, now int64) {
-	var waiting [larderClasses][ages]uint64
-	h.each(func(r *record) { waiting[r.class][ageOf(now-r.stamp)] += weight })
-	var prior, all, chances, returns, ends [ages]uint64
+// prior is the chance at each age where nothing is known: such that what was not
+// used for twice as long is half as likely to be used.
+var prior = func() (p [ages]uint64) {
+	for i := range p {
+		p[i] = whole * ageWidth(i) / (4 * ageAt(i+1))
+	}
+	return p
+}()
+
+// weigh works out the rates of a class from what was counted. A class of which
+// little is known is taken to be like all.
+func (m *model) weigh(class int) {
+	var all, chances, returns, ends, rates [ages]uint64
 	for c := range m.classes {
 		l := &m.classes[c]
 		for i := range ages {
 			returns[i] += l.returns[i]
-			ends[i] += l.ends[i] + waiting[c][i]
+			ends[i] += l.ends[i] + l.waits[i]
 		}
-	}
-	for i := range prior {
-		prior[i] = whole * ageWidth(i) / (4 * ageAt(i+1))
 	}
 	hazard(&all, &returns, &ends, &prior)
-	for c := range m.classes {
-		l := &m.classes[c]
-		for i := range ages {
-			waiting[c][i] += l.ends[i]
-		}
-		hazard(&chances, &l.returns, &waiting[c], &all)
-		indices(&l.rates, &chances)
-		for i := range ages {
-			l.returns[i] -= l.returns[i] >> fadeBits
-			l.ends[i] -= l.ends[i] >> fadeBits
-		}
+	l := &m.classes[class]
+	for i := range ages {
+		ends[i] = l.ends[i] + l.waits[i]
 	}
-	m.rehash()
+	hazard(&chances, &l.returns, &ends, &all)
+	indices(&rates, &chances)
+	for i := range ages {
+		m.set(class, 3, i, &l.rates[i], rates[i])
+	}
 }
 
 // hazard estimates the chance that what reached an age is used again at it. Of
@@ -517,20 +537,44 @@ func hazard(out, returns, ends, prior *[ages]uint64) {
 	}
 }
 
+// stretch is some ages on end: of entries that reach the first of them, the
+// chances to be used within and to be left after all, and the time spent.
+type stretch struct{ hits, alive, spent, rate uint64 }
+
+// then is a stretch followed by another.
+func (a stretch) then(b *stretch) stretch {
+	a.hits += part(a.alive, b.hits)
+	a.spent += part(a.alive, b.spent)
+	a.alive = part(a.alive, b.alive)
+	a.rate = a.hits << rateBits / a.spent
+	return a
+}
+
+// part is a chance of a number.
+func part(chance, n uint64) uint64 {
+	hi, lo := bits.Mul64(chance, n)
+	return hi<<(64-wholeBits) | lo>>wholeBits
+}
+
 // indices works out for each age the highest rate of hits that keeping an entry
 // until it is used, or at most for some time, yields on average: the chance of a
 // use by the time spent. (It is the index of Gittins for the question which of
 // many to keep: optimal for entries that return by chance, each for itself.)
+//
+// From the oldest age on, one that is worth less than what follows is taken
+// together with it: keeping pays for the sake of that.
 func indices(rates, chances *[ages]uint64) {
-	for from := range rates {
-		alive, hits, spent, best := uint64(whole), uint64(0), uint64(0), uint64(0)
-		for i := from; i < ages && alive > hopeless; i++ {
-			hit := alive * chances[i] / whole
-			hits += hit
-			spent += (alive - hit/2) * ageWidth(i)
-			alive -= hit
-			best = max(best, hits<<rateBits/spent)
+	var later [ages]stretch
+	n := 0
+	for i := ages - 1; i >= 0; i-- {
+		hit := chances[i]
+		s := stretch{hits: hit, alive: whole - hit, spent: (whole - hit/2) * ageWidth(i)}
+		s.rate = s.hits << rateBits / s.spent
+		for ; n > 0 && later[n-1].rate > s.rate; n-- {
+			s = s.then(&later[n-1])
 		}
-		rates[from] = best
+		rates[i] = s.rate
+		later[n] = s
+		n++
 	}
 }

@@ -9,18 +9,26 @@ import (
 // class c, and from page 16 on there is the history. All are big-endian 64-bit
 // numbers.
 
-const headerNumbers = 14
+// maxStamp is beyond what a pool can give in its life, and fits a record.
+const (
+	headerNumbers = 16
+	maxStamp      = 1<<56 - 1
+)
 
 // header is all that is neither of an entry, nor learned, nor history.
 func (p *larder) header() [headerNumbers]uint64 {
-	full := uint64(0)
-	if p.full {
-		full = 1
-	}
+	h := &p.past
 	return [headerNumbers]uint64{
-		uint64(p.now), full, p.learned, p.judged, p.ours, p.lrus, p.deficit, p.yielding, p.patience, //nolint:gosec // positive
-		p.past.first, p.past.next, p.past.lru, uint64(p.past.shift), uint64(len(p.past.ring)),
+		uint64(p.now), bit(p.full), p.judged, p.ours, p.lrus, p.deficit, p.yielding, p.patience, p.studied, //nolint:gosec // positive
+		h.first, h.next, h.lru, uint64(h.shift), h.lesson, h.swept, bit(h.thinning),
 	}
+}
+
+func bit(b bool) uint64 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 func (p *larder) restoreHeader(data []byte) error {
@@ -31,18 +39,19 @@ func (p *larder) restoreHeader(data []byte) error {
 	for i := range v {
 		v[i] = binary.BigEndian.Uint64(data[8*i:])
 	}
-	now, full, learned, judged := v[0], v[1], v[2], v[3]
-	first, next, lru, shift, size := v[9], v[10], v[11], v[12], v[13]
+	now, full, judged, studied := v[0], v[1], v[2], v[8]
+	first, next, lru, shift, lesson, swept, thinning := v[9], v[10], v[11], v[12], v[13], v[14], v[15]
+	h := &p.past
 	switch {
-	case p.past.next != 0, now > 1<<62, full > 1, first > next, next-first > ghostsHardLimit, next > maxGhostNumber,
-		max(lru, learned, judged) > next, shift > maxShift, size&(size-1) != 0, size < next-first,
-		size > max(historyPage, 2*p.past.limit), v[7] > patienceMost, v[8] > patienceMost:
+	case h.next != 0, now > maxStamp, full > 1, first > next, next > maxGhostNumber, next-first > max(historyPage, 2*h.limit),
+		max(lru, judged, lesson) > next, swept > lesson, swept < min(first, lesson), shift > maxShift, thinning > min(shift, 1),
+		max(v[6], v[7]) > patienceMost, studied > 2*larderClasses:
 		return fmt.Errorf("larder: uses %d to %d, sampled by %d: %w", first, next, shift, errPage(0))
 	}
-	p.now, p.full, p.learned, p.judged = int64(now), full == 1, learned, judged
-	p.ours, p.lrus, p.deficit, p.yielding, p.patience = v[4], v[5], v[6], v[7], v[8]
-	p.past.reserve(first, next, size)
-	p.past.lru, p.past.shift = lru, uint(shift)
+	p.now, p.full, p.judged, p.studied = int64(now), full == 1, judged, studied
+	p.ours, p.lrus, p.deficit, p.yielding, p.patience = v[3], v[4], v[5], v[6], v[7]
+	h.reserve(first, next)
+	h.lru, h.shift, h.lesson, h.swept, h.thinning = lru, uint(shift), lesson, swept, thinning == 1
 	p.flushed = v
 	return nil
 }
@@ -56,28 +65,27 @@ func (p *larder) RestoreState(page uint32, data []byte) error {
 		return p.past.restore(page, data)
 	case page > larderClasses:
 		return errPage(page)
-	case len(data) != 8*3*ages:
-		return fmt.Errorf("larder: %d bytes of a class instead of %d: %w", len(data), 8*3*ages, errPage(page))
+	case len(data) != 8*4*ages:
+		return fmt.Errorf("larder: %d bytes of a class instead of %d: %w", len(data), 8*4*ages, errPage(page))
 	}
 	return p.model.restore(int(page)-1, data)
 }
 
+// restore takes back what was learned of a class.
 func (m *model) restore(class int, data []byte) error {
 	l := &m.classes[class]
-	for i, cells := range l.cells() {
-		for j := range cells {
-			cells[j] = binary.BigEndian.Uint64(data[8*(i*ages+j):])
-			if i < 2 && cells[j] > maxCount || i == 1 && cells[j] < l.returns[j] {
-				return fmt.Errorf("larder: %d of class %d at step %d: %w", cells[j], class, j, errPage(uint32(class)+1)) //nolint:gosec // small
+	for kind, cells := range l.cells() {
+		for i := range cells {
+			v := binary.BigEndian.Uint64(data[8*(kind*ages+i):])
+			if kind < 3 && v > maxCount || kind == 1 && v < l.returns[i] {
+				return fmt.Errorf("larder: %d of class %d at step %d: %w", v, class, i, errPage(uint32(class)+1)) //nolint:gosec // small
 			}
-			m.hash += cellHash(class, i*ages+j, cells[j])
+			m.set(class, kind, i, &cells[i], v)
 		}
 	}
+	m.dirty &^= 1 << class
 	return nil
 }
-
-// cells are the numbers of a class, in the order in which they are written.
-func (l *lessons) cells() [3]*[ages]uint64 { return [3]*[ages]uint64{&l.returns, &l.ends, &l.rates} }
 
 // FlushState hands out the pages that changed, or all. Before the first use
 // there are none.

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// pastUse is a use in naivePast.
+// pastUse is the last use of a key.
 type pastUse struct {
 	key    uint64
 	stamp  int64
@@ -18,65 +18,124 @@ type pastUse struct {
 }
 
 // TestHistoryAgainstNaive: random uses, with the limit reached, keys thinned out
-// and the history flushed and restored on the way, against a slice.
+// by sweeps and the history flushed and restored on the way, against a slice.
 func TestHistoryAgainstNaive(t *testing.T) {
 	for seed := range uint64(6) {
 		rng := rand.New(rand.NewPCG(seed, 9))
 		limit := 200 + rng.Uint64N(2000)
 		h, disk := newHistory(limit), pages{}
 		var want []pastUse // the last use of each key, oldest first
-		held, stamp := 20+rng.Uint64N(100), int64(0)
-		cut := func() {
-			want = slices.DeleteFunc(want, func(u pastUse) bool { return u.number < h.first || !h.samples(u.key) })
-		}
+		held, stamp, lessons := 20+rng.Uint64N(100), int64(0), 0
 		for step := range 20_000 {
 			key := mix64(rng.Uint64N(40 + rng.Uint64N(900)))
 			stamp += 1 + rng.Int64N(3)
-			at := slices.IndexFunc(want, func(u pastUse) bool { return u.key == key })
-			r := h.find(key)
-			require.Equal(t, at >= 0, r != nil, "seed %d, step %d", seed, step)
-			if at >= 0 {
-				require.Equal(t, want[at].stamp, r.stamp)
-				require.Equal(t, want[at].class, int(r.class))
-				if h.shift == 0 {
-					require.Equal(t, len(want)-at <= int(held), h.recent(r), "seed %d, step %d", seed, step)
-				}
-			}
 			if !h.samples(key) {
 				continue
 			}
-			class := rng.IntN(larderClasses)
-			now := held >> h.shift
-			for h.crowded(now) {
-				h.forget()
+			at := slices.IndexFunc(want, func(u pastUse) bool { return u.key == key })
+			number, found := h.find(key)
+			require.Equal(t, at >= 0, found, "seed %d, step %d", seed, step)
+			if found {
+				r := h.cell(number)
+				got := pastUse{key, r.stamp(), r.class(), number}
+				require.Equal(t, want[at], got)
+				if h.shift == 0 {
+					require.Equal(t, len(want)-at <= int(held), number >= h.lru, "seed %d, step %d", seed, step)
+				}
+				want = slices.Delete(want, at, at+1)
 			}
-			cut()
-			want = slices.DeleteFunc(want, func(u pastUse) bool { return u.key == key })
+			class := rng.IntN(larderClasses)
 			want = append(want, pastUse{key, stamp, class, h.next})
-			h.push(key, stamp, class, 3, now)
-			cut()
+			h.push(key, packRecord(stamp, class, 3))
+			for h.next-h.first > h.span(held>>h.shift) {
+				gone, last := h.forget()
+				if last {
+					require.Equal(t, want[0].key, gone.key)
+					want = want[1:]
+				}
+			}
+			h.follow(held >> h.shift)
 			if rng.IntN(10) == 0 {
 				at := max(0, len(want)-1-rng.IntN(20))
 				want[at].class = rng.IntN(larderClasses)
 				h.reclass(want[at].key, want[at].class)
+			}
+			if h.swept < h.lesson {
+				from, seen := h.swept, []pastUse(nil)
+				h.sweep(func(r *record) { seen = append(seen, pastUse{r.key, r.stamp(), r.class(), 0}) })
+				var due []pastUse
+				for _, u := range want {
+					if u.number >= from && u.number < h.swept {
+						due = append(due, pastUse{u.key, u.stamp, u.class, 0})
+					}
+				}
+				require.Equal(t, due, seen, "seed %d, step %d", seed, step)
+			} else if h.due() {
+				lessons++
+				h.begin(held >> h.shift)
+				want = slices.DeleteFunc(want, func(u pastUse) bool { return !h.samples(u.key) })
 			}
 			if rng.IntN(200) > 0 {
 				continue
 			}
 			h.flush(false, disk.put)
 			got := newHistory(limit)
-			got.reserve(h.first, h.next, uint64(len(h.ring)))
-			got.shift, got.lru = h.shift, h.lru
+			got.reserve(h.first, h.next)
+			got.shift, got.lru, got.lesson, got.swept, got.thinning = h.shift, h.lru, h.lesson, h.swept, h.thinning
 			for _, page := range slices.Sorted(maps.Keys(disk)) {
 				require.NoError(t, got.restore(page, disk[page]))
 			}
 			require.Equal(t, h.hash, got.hash, "seed %d, step %d", seed, step)
 			require.Equal(t, h.inLRU, got.inLRU)
-			require.Equal(t, h.at.n, got.at.n)
 			require.LessOrEqual(t, len(disk), int(limit)/historyPage+3)
 			h = got
 		}
-		require.LessOrEqual(t, uint64(len(h.ring)), max(historyPage, 2*limit))
+		require.Greater(t, lessons, 5)
+		require.LessOrEqual(t, len(h.pages), max(2, 2*int(limit)/historyPage+2))
+	}
+}
+
+// TestPlacesAgainstMap: keys come and go, through buckets that are split.
+func TestPlacesAgainstMap(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	p, want := newPlaces(), map[uint64]uint64{} // number by tag
+	var tags []uint64
+	for step := range uint64(60_000) {
+		if len(tags) > 0 && rng.Uint64N(60_000) < step/2 {
+			i := rng.IntN(len(tags))
+			tag := tags[i]
+			tags[i] = tags[len(tags)-1]
+			tags = tags[:len(tags)-1]
+			p.drop(tag, want[tag])
+			delete(want, tag)
+		} else if tag := tagOf(rng.Uint64()); want[tag] == 0 {
+			want[tag] = step + 1
+			tags = append(tags, tag)
+			p.add(tag, step+1)
+		}
+	}
+	got := map[uint64]uint64{}
+	seen := map[*bucket]bool{}
+	for i, b := range p.buckets {
+		if seen[b] {
+			continue
+		}
+		seen[b] = true
+		n := 0
+		for _, c := range b.cells {
+			if c != 0 {
+				got[c>>numberBits] = c & numberMask
+				require.Equal(t, uint64(i)&(1<<b.depth-1), c>>(numberBits+homeBits)&(1<<b.depth-1))
+				n++
+			}
+		}
+		require.Equal(t, n, b.n)
+		require.LessOrEqual(t, len(b.cells), placesMost)
+	}
+	require.Equal(t, want, got)
+	require.Greater(t, len(seen), 16)
+	for _, tag := range tags {
+		p.drop(tag, want[tag]) // panics or never ends if it cannot be found
 	}
 }
 
@@ -97,8 +156,12 @@ func TestAges(t *testing.T) {
 // and age alone counts.
 func TestModelLearns(t *testing.T) {
 	var m model
-	h := newHistory(1000)
-	m.learn(&h, 1)
+	learn := func() {
+		for c := range larderClasses {
+			m.weigh(c)
+		}
+	}
+	learn()
 	for c := range larderClasses {
 		require.Equal(t, m.classes[0].rates, m.classes[c].rates)
 		for i := 1; i < ages; i++ {
@@ -111,21 +174,54 @@ func TestModelLearns(t *testing.T) {
 		m.end(2, 9000, false)
 		m.end(3, 9000, false) // never
 	}
-	m.learn(&h, 1)
+	learn()
 	require.Greater(t, m.rate(1, 900), 5*m.rate(1, 10), "soon")
 	require.Greater(t, m.rate(1, 900), 5*m.rate(1, 2000), "too late")
 	require.Greater(t, m.rate(2, 10), m.rate(1, 10), "a half after 100 is more than one after 1000")
 	require.Less(t, m.rate(2, 500), m.rate(1, 500))
 	require.Less(t, m.rate(3, 10), m.rate(2, 10)/4, "never")
-	was := m.hash
-	m.rehash()
-	require.Equal(t, was, m.hash)
 	for range 100_000 {
 		m.end(1, 1000, true)
+		m.wait(3, 5)
 	}
-	was = m.hash
-	m.rehash()
-	require.Equal(t, was, m.hash, "kept up to date by each event")
+	m.halve()
+	for c := range larderClasses {
+		m.fade(c)
+	}
+	var sum model
+	for c := range m.classes {
+		for kind, cells := range m.classes[c].cells() {
+			for i, v := range cells {
+				sum.set(c, kind, i, &sum.classes[c].cells()[kind][i], v)
+			}
+		}
+	}
+	require.Equal(t, m.hash, sum.hash, "kept up to date by each event")
+	require.Zero(t, m.classes[3].waits)
+}
+
+// TestIndices: the best rate over all spans, each tried.
+func TestIndices(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 5))
+	for range 100 {
+		var chances, rates [ages]uint64
+		for i := range chances {
+			chances[i] = rng.Uint64N(whole >> rng.IntN(24))
+		}
+		indices(&rates, &chances)
+		for from := range rates {
+			alive, hits, spent, best := 1.0, 0.0, 0.0, 0.0
+			for i := from; i < ages; i++ {
+				hit := alive * float64(chances[i]) / whole
+				hits += hit
+				spent += (alive - hit/2) * float64(ageWidth(i))
+				alive -= hit
+				best = max(best, hits/spent)
+			}
+			best *= 1 << rateBits
+			require.InDelta(t, best, float64(rates[from]), 2+best/1000, "from step %d: %v", from, chances)
+		}
+	}
 }
 
 // TestModelBounds: counts as high as a store may hold overflow nothing.
@@ -136,8 +232,9 @@ func TestModelBounds(t *testing.T) {
 			m.classes[c].returns[i], m.classes[c].ends[i] = maxCount/larderClasses, maxCount/larderClasses
 		}
 	}
-	h := newHistory(1000)
-	m.learn(&h, 1)
+	for c := range m.classes {
+		m.weigh(c)
+	}
 	for c := range m.classes {
 		require.Positive(t, m.rate(c, 0))
 		require.LessOrEqual(t, m.rate(c, 0), uint64(1)<<rateBits)
@@ -172,9 +269,9 @@ func TestDuel(t *testing.T) {
 // again such that it is accepted with the same hash.
 func FuzzRestoreLarder(f *testing.F) {
 	seed := &larder{past: newHistory(2000)}
-	seed.past.reserve(700, 800, historyPage)
-	seed.past.lru, seed.patience = 750, 8
-	seed.past.set(705, record{key: 5, stamp: 7, class: 1, uses: 2})
+	seed.past.reserve(700, 800)
+	seed.past.lru, seed.past.lesson, seed.past.swept, seed.patience = 750, 720, 710, 8
+	seed.past.set(705, record{5, packRecord(7, 1, 2)})
 	var written [][]byte
 	seed.FlushState(true, func(_ uint32, data []byte) { written = append(written, slices.Clone(data)) })
 	f.Add(written[0], uint32(3), written[1])
@@ -196,16 +293,4 @@ func FuzzRestoreLarder(f *testing.F) {
 		}
 		require.Equal(t, p.StateHash(), again.StateHash())
 	})
-}
-
-// BenchmarkLesson is the longest there is: it is held once for an eighth of the history.
-func BenchmarkLesson(b *testing.B) {
-	h := newHistory(DefaultMaxGhosts)
-	for i := range int64(DefaultMaxGhosts) {
-		h.push(mix64(uint64(i)), i, int(i)%larderClasses, 0, 100_000)
-	}
-	m := new(model)
-	for b.Loop() {
-		m.learn(&h, DefaultMaxGhosts)
-	}
 }
