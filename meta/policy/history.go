@@ -49,7 +49,7 @@ type recordPage [historyPage]record
 
 const (
 	historyUses   = 16
-	historyLeast  = 1 << 14 // uses, also where there are few entries
+	historyLeast  = 1 << 11 // uses, also where there are few entries
 	historyPage   = MaxStatePage / recordBytes
 	recordBytes   = 16
 	recordBits    = 4 // of class and uses each, below the stamp

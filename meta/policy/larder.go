@@ -90,18 +90,21 @@ type duel struct {
 	judged   uint64 // number of the history's next use when they were last compared
 	ours     uint64 // hits since then
 	lrus     uint64
-	deficit  uint64 // hits that LRU was ahead, none when it fell behind
+	deficit  uint64 // hits that LRU is ahead, none when it fell behind
+	noise    uint64 // since it is ahead: the sum of the squares of what they were apart
 	yielding uint64 // comparisons for which LRU still decides
 	patience uint64 // for how many it will the next time
 }
 
 const (
-	duelShare     = 4   // comparisons are a quarter of the entries' number of uses apart
-	duelLeast     = 256 // and at least so many
-	deficitShare  = 16  // LRU decides when it is a sixteenth of the entries ahead
+	duelShare     = 8   // comparisons are an eighth of the entries' number of uses apart
+	duelLeast     = 128 // and at least so many
+	deficitShare  = 32  // LRU decides when it is ahead by a thirty-second of the entries
 	deficitLeast  = 16  // and more than that
-	patienceLeast = 8
-	patienceMost  = 64
+	deficitNoise  = 3   // and by what chance would bring about in three times as many comparisons
+	noiseMost     = 1 << 60
+	patienceLeast = 16
+	patienceMost  = 128
 )
 
 func larderClass(aux uint32) int {
@@ -294,7 +297,8 @@ func (p *larder) study(held uint64) {
 }
 
 // judge decides who decides. LRU's lead is summed up, as one that lasts is no
-// chance; a cache that LRU takes over needs time to become LRU's.
+// chance: hits come by the request, so that a few of them make a lead that means
+// nothing. A cache that LRU takes over needs time to become LRU's.
 func (d *duel) judge(held uint64) {
 	ours, lrus := d.ours, d.lrus
 	d.ours, d.lrus = 0, 0
@@ -304,9 +308,13 @@ func (d *duel) judge(held uint64) {
 	}
 	d.deficit += lrus
 	d.deficit -= min(d.deficit, ours)
+	apart := max(ours, lrus) - min(ours, lrus)
+	if d.noise = min(d.noise+apart*apart, noiseMost); d.deficit == 0 {
+		d.noise = 0
+	}
 	switch {
-	case d.deficit > held/deficitShare+deficitLeast:
-		d.yielding, d.deficit = d.patience, 0
+	case d.deficit > held/deficitShare+deficitLeast && d.deficit*d.deficit > deficitNoise*d.noise:
+		d.yielding, d.deficit, d.noise = d.patience, 0, 0
 		d.patience = min(2*d.patience, patienceMost)
 	case d.deficit == 0 && d.patience > patienceLeast:
 		d.patience--

@@ -11,7 +11,7 @@ import (
 
 // maxStamp is beyond what a pool can give in its life, and fits a record.
 const (
-	headerNumbers = 16
+	headerNumbers = 17
 	maxStamp      = 1<<56 - 1
 )
 
@@ -20,7 +20,7 @@ func (p *larder) header() [headerNumbers]uint64 {
 	h := &p.past
 	return [headerNumbers]uint64{
 		uint64(p.now), bit(p.full), p.judged, p.ours, p.lrus, p.deficit, p.yielding, p.patience, p.studied, //nolint:gosec // positive
-		h.first, h.next, h.lru, uint64(h.shift), h.lesson, h.swept, bit(h.thinning),
+		h.first, h.next, h.lru, uint64(h.shift), h.lesson, h.swept, bit(h.thinning), p.noise,
 	}
 }
 
@@ -45,11 +45,11 @@ func (p *larder) restoreHeader(data []byte) error {
 	switch {
 	case h.next != 0, now > maxStamp, full > 1, first > next, next > maxGhostNumber, next-first > max(historyPage, 2*h.limit),
 		max(lru, judged, lesson) > next, swept > lesson, swept < min(first, lesson), shift > maxShift, thinning > min(shift, 1),
-		max(v[6], v[7]) > patienceMost, studied > 2*larderClasses:
+		max(v[6], v[7]) > patienceMost, v[5] > maxCount, v[16] > noiseMost, studied > 2*larderClasses:
 		return fmt.Errorf("larder: uses %d to %d, sampled by %d: %w", first, next, shift, errPage(0))
 	}
 	p.now, p.full, p.judged, p.studied = int64(now), full == 1, judged, studied
-	p.ours, p.lrus, p.deficit, p.yielding, p.patience = v[3], v[4], v[5], v[6], v[7]
+	p.ours, p.lrus, p.deficit, p.yielding, p.patience, p.noise = v[3], v[4], v[5], v[6], v[7], v[16]
 	h.reserve(first, next)
 	h.lru, h.shift, h.lesson, h.swept, h.thinning = lru, uint(shift), lesson, swept, thinning == 1
 	p.flushed = v

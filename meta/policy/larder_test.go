@@ -241,27 +241,37 @@ func TestModelBounds(t *testing.T) {
 	}
 }
 
-// TestDuel: LRU takes over when it leads by enough, for longer each time, and
-// gives way.
+// TestDuel: LRU takes over when it leads by enough, again and again, for longer
+// each time, and gives way.
 func TestDuel(t *testing.T) {
 	d := duel{patience: patienceLeast}
-	d.lrus = 50
-	d.judge(1600)
-	require.Zero(t, d.yielding)
-	d.ours = 30
-	d.judge(1600)
-	require.Equal(t, uint64(20), d.deficit)
-	d.lrus = 100
-	d.judge(1600)
-	require.Equal(t, uint64(patienceLeast), d.yielding)
-	for range patienceLeast {
-		d.lrus = 1000
+	round := func(ours, lrus uint64) {
+		d.ours, d.lrus = ours, lrus
 		d.judge(1600)
 	}
-	require.Zero(t, d.yielding, "what LRU leads by while it decides does not count")
+	round(0, 50)
+	require.Zero(t, d.yielding, "less than a thirty-second of the entries")
+	round(30, 0)
+	require.Equal(t, uint64(20), d.deficit)
+	round(0, 500)
+	require.Zero(t, d.yielding, "one burst may be chance")
+	round(510, 0)
+	require.Equal(t, uint64(10), d.deficit)
+	round(10, 0)
+	require.Zero(t, d.noise, "forgotten with the deficit")
+	for range deficitNoise {
+		round(0, 40)
+		require.Zero(t, d.yielding)
+	}
+	round(0, 40)
+	require.Equal(t, uint64(patienceLeast), d.yielding, "the fourth of a kind")
+	for range patienceLeast {
+		round(0, 1000)
+	}
+	require.Zero(t, d.yielding)
+	require.Zero(t, d.deficit, "what LRU leads by while it decides does not count")
 	require.Equal(t, uint64(2*patienceLeast), d.patience)
-	d.ours = 10
-	d.judge(1600)
+	round(10, 0)
 	require.Equal(t, uint64(2*patienceLeast-1), d.patience)
 }
 
