@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"math"
 	"math/rand/v2"
+	"slices"
 )
 
 // Generator makes workloads from a seed: the same for the same seed.
@@ -67,6 +68,8 @@ type Talk struct {
 	Systems  int     // kinds of system prompts, the first the most frequent; 0: none
 	System   float64 // median blocks of those
 	Tail     bool    // the last block of a request is partial: the next has another in its place
+	DayMS    float64 // period in which more and fewer of them begin, nine times as many at the best hour; 0: always as many
+	Burst    int     // so many begin at once; 0: each for itself
 }
 
 type turn struct {
@@ -91,6 +94,14 @@ func (h *turns) Pop() any {
 	return x
 }
 
+// hour is how many conversations begin at a time, by how many do on average.
+func (k Talk) hour(ms float64) float64 {
+	if k.DayMS == 0 {
+		return 1
+	}
+	return 1 + 0.8*math.Sin(2*math.Pi*ms/k.DayMS)
+}
+
 // Conversations begin by chance, three requests a second in all.
 func (g *Generator) Conversations(k Talk) Trace {
 	systems := make([][]uint32, k.Systems)
@@ -103,7 +114,7 @@ func (g *Generator) Conversations(k Talk) Trace {
 	}
 	var t Trace
 	var open turns
-	start := 0.0
+	start, begun := 0.0, 0
 	for len(t) < k.Requests {
 		if len(open) == 0 || start < open[0].at {
 			var blocks []uint32
@@ -111,7 +122,9 @@ func (g *Generator) Conversations(k Talk) Trace {
 				blocks = append(blocks, systems[zipf.Uint64()]...)
 			}
 			heap.Push(&open, turn{start, append(blocks, g.fresh(1+int(g.logNormal(k.First, 1)))...)})
-			start += g.exp(333 / (1 - k.Goes))
+			if begun++; begun%max(1, k.Burst) == 0 {
+				start += g.exp(333/(1-k.Goes)) * float64(max(1, k.Burst)) / k.hour(start)
+			}
 			continue
 		}
 		x := heap.Pop(&open).(turn) //nolint:forcetypeassert // it holds nothing else
@@ -125,6 +138,58 @@ func (g *Generator) Conversations(k Talk) Trace {
 			blocks = append(blocks, g.fresh(1+int(g.exp(k.Turn)))...)
 			heap.Push(&open, turn{x.at + g.logNormal(k.ThinkMS, k.Spread), blocks})
 		}
+	}
+	return t
+}
+
+// Questions is requests about documents: each document of a length of about so
+// many blocks is asked asks questions of one to three blocks, with those about
+// some others in between.
+func (g *Generator) Questions(requests int, length float64, asks, between int) Trace {
+	type document struct {
+		blocks []uint32
+		left   int
+	}
+	t := make(Trace, 0, requests)
+	open := make([]document, between)
+	now := 0.0
+	for range requests {
+		now += g.exp(300)
+		d := &open[g.rng.IntN(between)]
+		if d.left == 0 {
+			*d = document{g.fresh(1 + int(g.logNormal(length, 0.5))), 1 + g.rng.IntN(2*asks-1)}
+		}
+		d.left--
+		t = append(t, Request{uint64(now), append(slices.Clone(d.blocks), g.fresh(1+g.rng.IntN(3))...)})
+	}
+	return t
+}
+
+// Retrieval is requests with a system prompt, some documents of a collection, a
+// few of which are wanted often, and a question. The documents come in any order,
+// and blocks are shared only by requests that begin with the same ones.
+func (g *Generator) Retrieval(requests, documents int, skew float64) Trace {
+	const system, most = 4, 4
+	type prefix struct {
+		last     uint32
+		document uint64
+	}
+	head := g.fresh(system)
+	after := map[prefix][]uint32{}
+	zipf := rand.NewZipf(g.rng, skew, 2, uint64(documents-1)) //nolint:gosec // not negative
+	t := make(Trace, 0, requests)
+	now := 0.0
+	for range requests {
+		now += g.exp(300)
+		blocks := slices.Clone(head)
+		for range 1 + g.rng.IntN(most) {
+			at := prefix{blocks[len(blocks)-1], zipf.Uint64()}
+			if after[at] == nil {
+				after[at] = g.fresh(2 + int(at.document%5))
+			}
+			blocks = append(blocks, after[at]...)
+		}
+		t = append(t, Request{uint64(now), append(blocks, g.fresh(1)...)})
 	}
 	return t
 }
@@ -206,6 +271,10 @@ func Suite(seed uint64, size int) []Named {
 	long := Talk{Requests: 4000 * size, ThinkMS: 300_000, Spread: 0.5, Goes: 0.7, First: 12, Turn: 3, Systems: 1, System: 1, Tail: true}
 	agent := Talk{Requests: 3000 * size, ThinkMS: 3_000, Spread: 0.7, Goes: 0.93, First: 20, Turn: 2}
 	heavy := Talk{Requests: 4000 * size, ThinkMS: 60_000, Spread: 1, Goes: 0.3, First: 4, Turn: 2, Systems: 400, System: 12, Tail: true}
+	tools := Talk{Requests: 6000 * size, ThinkMS: 5_000, Spread: 1.5, Goes: 0.25, First: 4, Turn: 2, Systems: 60, System: 4, Tail: true}
+	mixed := Talk{Requests: 3500 * size, ThinkMS: 40_000, Spread: 1.2, Goes: 0.55, First: 11, Turn: 4, Systems: 20, System: 5, Tail: true}
+	day, burst := short, short
+	day.DayMS, burst.Burst = 400_000, 50
 	zipf := func(g *Generator) Trace { return g.Zipf(8000*size, 2000, 12, 1.1) }
 	scan := func(g *Generator) Trace { return g.Scan(1500*size, 32) }
 	loop := func(g *Generator) Trace { return g.Loop(3000*size, 100, 32) }
@@ -219,6 +288,12 @@ func Suite(seed uint64, size int) []Named {
 		{"talk, 5 min", talk(long), caps},
 		{"agents, 3 s", talk(agent), caps},
 		{"system prompts", talk(heavy), caps},
+		{"tools and agents", talk(tools), caps},
+		{"synthetic mix", talk(mixed), caps},
+		{"talk by day", talk(day), caps},
+		{"talk in bursts", talk(burst), caps},
+		{"questions", each(func(g *Generator) Trace { return g.Questions(2700*size, 30, 8, 60) }), caps},
+		{"retrieval", each(func(g *Generator) Trace { return g.Retrieval(7000*size, 300, 1.3) }), caps},
 		{"zipf", each(zipf), caps},
 		{"zipf, flat", each(func(g *Generator) Trace { return g.Zipf(8000*size, 4000, 12, 1.01) }), caps},
 		{"recency", each(func(g *Generator) Trace { return g.Walk(60_000*size, 700, 0.1) }), []int{200, 500, 1000, 2000}},
