@@ -46,7 +46,9 @@
 // In all modes [Scheduler.AdmitDecode] looks again.
 //
 // The prediction is the report's system-level one: the mean TBT of all decode instances, with what will have been prefilled
-// and without what will have been decoded for t_d. Where a request says how long its answer is, or its class's answers have
+// and without what will have been decoded for t_d. To it we add what is not here yet: while a long prompt is computed, short
+// ones come and overtake it, as many as are accepted on average; without them long prompts are let in whose place is gone
+// when they are prefilled. Where a request says how long its answer is, or its class's answers have
 // been learned, that stands in for t_d, and the same is foreseen for single instances, sequence by sequence: the decode
 // instance is then the one with the least load at that time, not now.
 //

@@ -5,7 +5,7 @@ import "time"
 // Report is what an instance says of itself.
 type Report struct {
 	Queue    time.Duration // that a prefill would have to wait which comes now; below 0: unknown
-	Batch    int           // sequences that are decoded; below 0: unknown
+	Batch    int           // sequences that are decoded, or admitted and waiting for it; below 0: unknown
 	KVTokens int           // tokens of KV that they have; below 0: unknown
 	Step     time.Duration // a decode step of that batch; 0: unknown
 	TBT      TBT           // of requests that ended lately; 0: unknown

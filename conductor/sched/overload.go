@@ -62,7 +62,9 @@ const leastStep = 1e-6
 // foresee is the same for one instance: what of its batch will be left at a time, and what comes there till then. The mean of
 // all says whether the system is overloaded; this, where a request finds least of it. It looks at each sequence.
 func (s *Scheduler) foresee(now, by time.Duration, x *decoding) (batch, tokens float64) {
-	batch, tokens = float64(x.otherBatch), float64(x.otherTokens)
+	come, comeInputs := s.arrivals.overtaking(now, by, s.cfg.DecodeTime)
+	d := float64(s.count(Decode))
+	batch, tokens = float64(x.otherBatch)+come/d, float64(x.otherTokens)+comeInputs/d
 	grow := (by - now).Seconds() / max(s.model.step(x.load()), leastStep)
 	for i := range x.running {
 		r := &x.running[i]
@@ -128,8 +130,9 @@ func (s *Scheduler) expect(now, by time.Duration) expectation {
 	}
 	grown += (by - now).Seconds() / max(step, leastStep)
 	join, joinInputs := s.joining(now, by)
-	e.batch = max(0, stay+float64(join)+float64(all.otherBatch)) / d
-	e.tokens = max(0, inputs+stay*grown+float64(joinInputs)+float64(all.otherTokens)) / d
+	come, comeInputs := s.arrivals.overtaking(now, by, s.cfg.DecodeTime)
+	e.batch = max(0, stay+float64(join)+come+float64(all.otherBatch)) / d
+	e.tokens = max(0, inputs+stay*grown+float64(joinInputs)+comeInputs+float64(all.otherTokens)) / d
 	return e
 }
 

@@ -77,12 +77,31 @@ func TestPredictionLearnsLengths(t *testing.T) {
 			serve(t, s, 0, Request{ID: uint64(1000 + i), Input: 10})
 			s.DecodeDone(0, uint64(1000+i), output)
 		}
+		const later = time.Hour
 		for i := range 9 {
-			serve(t, s, 0, Request{ID: uint64(i), Input: 10})
+			serve(t, s, later, Request{ID: uint64(i), Input: 10})
 		}
-		d := s.Schedule(3*time.Second, &Request{ID: 100, Input: 2000}) // t_d would have them done
+		d := s.Schedule(later+3*time.Second, &Request{ID: 100, Input: 2000}) // t_d would have them done
 		assert.Equal(t, want, d.Reason, "%d tokens: %s", output, d.Explain())
 	}
+}
+
+// While a long prompt is computed, short ones come that are done before it: as many as lately did.
+func TestPredictionSeesWhoOvertakes(t *testing.T) {
+	load := func(each time.Duration) float64 {
+		s := newScheduler(t, Config{Classes: map[string]Limits{"": {TBTSLO: ms(20)}}, DecodeTime: 10 * time.Second})
+		cluster(t, s, 2, 1)
+		now := time.Duration(0)
+		for i := range 1000 {
+			now += each
+			serve(t, s, now, Request{ID: uint64(i), Input: 1, Output: 1})
+			s.DecodeDone(now, uint64(i), 0)
+		}
+		return s.Schedule(now, &Request{ID: 5000, Input: 6000}).Load
+	}
+	alone := (10 + 1 + 6) / 20.0 // ms, of a step with it, over the limit
+	assert.InDelta(t, alone+0.1*6/20, load(time.Hour), 0.002, "just now one in 10 s, of 1 ms a step, and that for 6 s")
+	assert.InDelta(t, alone+0.5*6/20, load(2*time.Second), 0.02, "one every other second")
 }
 
 // Where a request is decoded is chosen by what it will find there: the instance with more of it now, if that will be done.

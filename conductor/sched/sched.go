@@ -31,6 +31,7 @@ type Scheduler struct {
 	prefilledInputs int64
 	hinted          ages // requests whose answer's length is known, by their end less t_d
 	balance         balance
+	arrivals        arrivals
 }
 
 // class is what is known of a class of requests.
@@ -137,7 +138,8 @@ func (d *Decision) fill(p *plan, decode InstanceID) {
 // accept remembers a request, and what it has instances and networks do.
 func (s *Scheduler) accept(now time.Duration, r *Request, class int32, d *Decision, p *plan) {
 	x := remembered{
-		id: r.ID, phase: prefilling, class: class, priority: d.Limits.Priority, input: r.Input, prefix: p.prefix, output: min(r.Output, mostLength),
+		id: r.ID, phase: prefilling, class: class, priority: d.Limits.Priority,
+		input: r.Input, prefix: p.prefix, output: min(r.Output, mostLength),
 		prefill: d.Prefill, decode: d.Decode, kv: s.bytes(r, r.Input), deadline: now + s.cfg.RequestTTL,
 	}
 	if s.cfg.Presume {
@@ -151,6 +153,7 @@ func (s *Scheduler) accept(now time.Duration, r *Request, class int32, d *Decisi
 	if p.migrate > 0 && p.from != p.holder {
 		s.send(now, p.holder, p.instance, s.bytes(r, p.migrate))
 	}
+	s.arrivals.add(now, s.cfg.DecodeTime, r.Input, p.ttft())
 	slot := s.book.add(x)
 	s.instances[d.Prefill].queue.push(slot, now, s.busy(p, r.Input), r.Input, s.pipeline)
 	s.instances[d.Decode].decoding.expect(&s.book, slot, now+p.ttft())
