@@ -22,13 +22,14 @@ const root = "../.."
 
 // order is the import order: a folder imports only from rows below its own, and from itself.
 var order = [][]string{
-	{"cmd", "integration", "examples", "internal"},
+	{"cmd", "integration", "examples"},
 	{"server"},
 	{"node"},
 	{"conductor", "pg"},
 	{"client"},
 	{"tiering"},
 	{"raft"},
+	{"internal"},
 	{"meta"},
 	{"transfer"},
 	{"cxl"},
