@@ -25,20 +25,12 @@ func (r Result) PrefixRatio() float64 { return float64(r.Prefix) / float64(max(1
 // policy. As for policytest.Cache each block is an access of its own, in order,
 // and a block that is missed is stored.
 func Play(t Trace, name string, cfg policy.Config, capacity int) (Result, error) {
-	c := &cache{slots: make([]policy.Slot, t.end()), entries: make([]cached, capacity)}
-	for i := range c.slots {
-		c.slots[i] = policy.None
-	}
-	for i := range c.entries {
-		c.free = append(c.free, policy.Slot(capacity-1-i)) //nolint:gosec // a capacity is small
-	}
-	p, err := policy.New(name, cfg, c)
+	c, err := NewCache(name, cfg, capacity)
 	if err != nil {
-		return Result{}, err //nolint:wrapcheck // it names the policy already
+		return Result{}, err
 	}
-	c.policy = p
 	for _, q := range t {
-		c.request(q)
+		c.Request(q.TimeMS, q.Blocks)
 	}
 	return c.Result, nil
 }
@@ -56,50 +48,105 @@ type cached struct {
 	live     bool
 }
 
-// cache is a policy.Table of fixed size and what calls the policy as the
+// Cache is a cache of blocks under a registered policy, which it calls as the
 // machine does.
-type cache struct {
+type Cache struct {
 	Result
 
-	policy  policy.Policy
-	slots   []policy.Slot // by block
-	entries []cached
-	free    []policy.Slot
-	births  uint64
-	hot     int64
-	cold    int64
-	victim  policy.Slot
+	// Stored and Evicted are told of each block that comes and goes, if they are
+	// set. They must not call the cache.
+	Stored, Evicted func(block uint32)
+
+	capacity int
+	policy   policy.Policy
+	slots    []policy.Slot // by block
+	entries  []cached
+	free     []policy.Slot
+	births   uint64
+	hot      int64
+	cold     int64
+	victim   policy.Slot
+	take     func(policy.Slot) policy.Verdict // the first victim offered
 }
 
-func (c *cache) request(q Request) {
+// NewCache makes an empty cache of a number of blocks.
+func NewCache(name string, cfg policy.Config, capacity int) (*Cache, error) {
+	c := &Cache{capacity: capacity}
+	c.take = func(s policy.Slot) policy.Verdict {
+		c.victim = s
+		return policy.Stop
+	}
+	p, err := policy.New(name, cfg, (*table)(c))
+	c.policy = p
+	return c, err //nolint:wrapcheck // it names the policy already
+}
+
+// Len is the number of blocks held.
+func (c *Cache) Len() int { return len(c.entries) - len(c.free) }
+
+// Prefix is how many blocks are held before the first that is not. It is no use
+// of them.
+func (c *Cache) Prefix(blocks []uint32) int {
+	for i, b := range blocks {
+		if c.slot(b) == policy.None {
+			return i
+		}
+	}
+	return len(blocks)
+}
+
+// Request uses the blocks of a prompt in order, and stores those that are
+// missed.
+func (c *Cache) Request(now uint64, blocks []uint32) {
 	parent, whole := policy.None, true
-	for i, b := range q.Blocks {
+	for i, b := range blocks {
 		c.Accesses++
-		s := c.slots[b]
+		s := c.slot(b)
 		if s != policy.None {
 			c.Hits++
 			if whole {
-				c.Prefix++
+				c.Result.Prefix++
 			}
 			c.policy.Touch(s, 1)
 		} else {
 			whole = false
-			s = c.store(q.TimeMS, b, uint32(i), parent)
+			s = c.store(now, b, uint32(i), parent) //nolint:gosec // a prompt is short
 		}
 		parent = s
 	}
 }
 
-func (c *cache) store(now uint64, b, index uint32, parent policy.Slot) policy.Slot {
-	if len(c.free) == 0 {
-		c.policy.Victims(now, func(s policy.Slot) policy.Verdict {
-			c.victim = s
-			return policy.Stop
-		})
-		c.evict(c.victim)
+// Resize changes how many blocks there is room for; those that have none are
+// evicted.
+func (c *Cache) Resize(now uint64, capacity int) {
+	for c.capacity = capacity; c.Len() > capacity; {
+		c.evict(now)
 	}
-	s := c.free[len(c.free)-1]
-	c.free = c.free[:len(c.free)-1]
+}
+
+// Drop takes out a block for a reason of somebody else's.
+func (c *Cache) Drop(b uint32) {
+	if s := c.slot(b); s != policy.None {
+		c.policy.Remove(s)
+		c.leave(s)
+	}
+}
+
+func (c *Cache) slot(b uint32) policy.Slot {
+	if int(b) >= len(c.slots) {
+		return policy.None
+	}
+	return c.slots[b]
+}
+
+func (c *Cache) store(now uint64, b, index uint32, parent policy.Slot) policy.Slot {
+	if c.capacity == 0 {
+		return policy.None
+	}
+	if c.Len() >= c.capacity {
+		c.evict(now)
+	}
+	s := c.room(b)
 	c.births++
 	if parent != policy.None && !c.entries[parent].live {
 		parent = policy.None // the block before this one was the one to leave for it
@@ -114,13 +161,36 @@ func (c *cache) store(now uint64, b, index uint32, parent policy.Slot) policy.Sl
 		c.entries[parent].children++
 		c.policy.ChildAdded(parent)
 	}
+	if c.Stored != nil {
+		c.Stored(b)
+	}
 	return s
 }
 
-func (c *cache) evict(s policy.Slot) {
-	c.policy.Evict(s)
+// room is a free slot for a block.
+func (c *Cache) room(b uint32) policy.Slot {
+	for int(b) >= len(c.slots) {
+		c.slots = append(c.slots, policy.None)
+	}
+	if n := len(c.free); n > 0 {
+		s := c.free[n-1]
+		c.free = c.free[:n-1]
+		return s
+	}
+	c.entries = append(c.entries, cached{})
+	return policy.Slot(len(c.entries) - 1) //nolint:gosec // a capacity is small
+}
+
+func (c *Cache) evict(now uint64) {
+	c.policy.Victims(now, c.take)
+	c.policy.Evict(c.victim)
+	c.leave(c.victim)
+}
+
+// leave takes out an entry that its policy has forgotten.
+func (c *Cache) leave(s policy.Slot) {
 	e := &c.entries[s]
-	order, parent := e.order, c.Parent(s)
+	order, parent := e.order, (*table)(c).Parent(s)
 	e.live = false
 	c.slots[e.block] = policy.None
 	c.free = append(c.free, s)
@@ -128,31 +198,37 @@ func (c *cache) evict(s policy.Slot) {
 		c.entries[parent].children--
 		c.policy.ChildGone(parent, order)
 	}
+	if c.Evicted != nil {
+		c.Evicted(e.block)
+	}
 }
 
+// table is what a cache's policy sees of it.
+type table Cache
+
 // Order implements policy.Table, as do the following.
-func (c *cache) Order(s policy.Slot) policy.Order { return c.entries[s].order }
+func (c *table) Order(s policy.Slot) policy.Order { return c.entries[s].order }
 
 // SetOrder replaces it.
-func (c *cache) SetOrder(s policy.Slot, o policy.Order) { c.entries[s].order = o }
+func (c *table) SetOrder(s policy.Slot, o policy.Order) { c.entries[s].order = o }
 
 // Links returns the links of s.
-func (c *cache) Links(s policy.Slot) *policy.Links { return &c.entries[s].links }
+func (c *table) Links(s policy.Slot) *policy.Links { return &c.entries[s].links }
 
 // Info returns what is known of s.
-func (c *cache) Info(s policy.Slot) policy.Info {
+func (c *table) Info(s policy.Slot) policy.Info {
 	e := &c.entries[s]
 	return policy.Info{Bytes: 1, AddedMS: e.added, Index: e.index, Children: e.children}
 }
 
 // KeyHash scatters the number of the block.
-func (c *cache) KeyHash(s policy.Slot) uint64 {
+func (c *table) KeyHash(s policy.Slot) uint64 {
 	h := (uint64(c.entries[s].block) + 1) * 0x9e3779b97f4a7c15
 	return (h ^ h>>32) * 0xd6e8feb86659fd93
 }
 
 // Parent returns the block before s if it is still there.
-func (c *cache) Parent(s policy.Slot) policy.Slot {
+func (c *table) Parent(s policy.Slot) policy.Slot {
 	p := c.entries[s].parent
 	if p == policy.None || !c.entries[p].live || c.entries[p].birth > c.entries[s].birth {
 		return policy.None
@@ -161,10 +237,10 @@ func (c *cache) Parent(s policy.Slot) policy.Slot {
 }
 
 // NextStamp counts up.
-func (c *cache) NextStamp() int64 { c.hot++; return c.hot }
+func (c *table) NextStamp() int64 { c.hot++; return c.hot }
 
 // ColdStamp counts down.
-func (c *cache) ColdStamp() int64 { c.cold--; return c.cold }
+func (c *table) ColdStamp() int64 { c.cold--; return c.cold }
 
 const never = math.MaxInt
 

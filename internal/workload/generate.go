@@ -48,11 +48,11 @@ func (g *Generator) Shared(requests, length, prefixes int, repeat float64) Trace
 	for range requests {
 		now += g.exp(300)
 		if len(t) > 0 && g.rng.Float64() < repeat {
-			t = append(t, Request{uint64(now), t[g.rng.IntN(len(t))].Blocks})
+			t = append(t, Request{TimeMS: uint64(now), Blocks: t[g.rng.IntN(len(t))].Blocks})
 			continue
 		}
 		blocks := append([]uint32(nil), heads[g.rng.IntN(prefixes)]...)
-		t = append(t, Request{uint64(now), append(blocks, g.fresh(length-len(blocks))...)})
+		t = append(t, Request{TimeMS: uint64(now), Blocks: append(blocks, g.fresh(length-len(blocks))...)})
 	}
 	return t
 }
@@ -128,7 +128,7 @@ func (g *Generator) Conversations(k Talk) Trace {
 			continue
 		}
 		x := heap.Pop(&open).(turn) //nolint:forcetypeassert // it holds nothing else
-		t = append(t, Request{uint64(x.at), x.blocks})
+		t = append(t, Request{TimeMS: uint64(x.at), Blocks: x.blocks})
 		if g.rng.Float64() < k.Goes {
 			kept := len(x.blocks)
 			if k.Tail {
@@ -200,7 +200,7 @@ func (g *Generator) Scan(requests, length int) Trace {
 	now := 0.0
 	for range requests {
 		now += g.exp(300)
-		t = append(t, Request{uint64(now), g.fresh(length)})
+		t = append(t, Request{TimeMS: uint64(now), Blocks: g.fresh(length)})
 	}
 	return t
 }
@@ -215,7 +215,7 @@ func (g *Generator) Loop(requests, documents, length int) Trace {
 	now := 0.0
 	for i := range requests {
 		now += g.exp(300)
-		t = append(t, Request{uint64(now), docs[i%documents]})
+		t = append(t, Request{TimeMS: uint64(now), Blocks: docs[i%documents]})
 	}
 	return t
 }
@@ -231,7 +231,7 @@ func (g *Generator) Zipf(requests, documents, length int, skew float64) Trace {
 	now := 0.0
 	for range requests {
 		now += g.exp(300)
-		t = append(t, Request{uint64(now), docs[zipf.Uint64()]})
+		t = append(t, Request{TimeMS: uint64(now), Blocks: docs[zipf.Uint64()]})
 	}
 	return t
 }
@@ -250,7 +250,7 @@ func (g *Generator) Walk(requests int, mean, fresh float64) Trace {
 			b := order[k]
 			order = append(append(order[:k], order[k+1:]...), b)
 		}
-		t = append(t, Request{uint64(i) * 10, []uint32{order[len(order)-1]}})
+		t = append(t, Request{TimeMS: uint64(i) * 10, Blocks: []uint32{order[len(order)-1]}})
 	}
 	return t
 }

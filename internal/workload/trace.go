@@ -16,9 +16,12 @@ import (
 )
 
 // Request is one request of an engine: the blocks of its prompt in order, each
-// the continuation of the one before.
+// the continuation of the one before. The lengths, in tokens, are 0 where only
+// blocks matter.
 type Request struct {
 	TimeMS uint64   `json:"timestamp"`
+	Input  int      `json:"input_length,omitempty"`
+	Output int      `json:"output_length,omitempty"`
 	Blocks []uint32 `json:"hash_ids"`
 }
 
@@ -128,7 +131,8 @@ func Merge(traces ...Trace) Trace {
 	base := uint32(0)
 	for _, t := range traces {
 		for _, q := range t {
-			out = append(out, Request{q.TimeMS, shifted(q.Blocks, base)})
+			q.Blocks = shifted(q.Blocks, base)
+			out = append(out, q)
 		}
 		base += uint32(t.end()) //nolint:gosec // blocks are small numbers
 	}
@@ -143,8 +147,9 @@ func Chain(traces ...Trace) Trace {
 	for _, t := range traces {
 		last := uint64(0)
 		for _, q := range t {
-			out = append(out, Request{start + q.TimeMS, shifted(q.Blocks, base)})
 			last = max(last, q.TimeMS)
+			q.TimeMS, q.Blocks = start+q.TimeMS, shifted(q.Blocks, base)
+			out = append(out, q)
 		}
 		base += uint32(t.end()) //nolint:gosec // blocks are small numbers
 		start += last

@@ -83,7 +83,7 @@ func TestTransforms(t *testing.T) {
 
 	got, err := workload.Read(strings.NewReader(`{"timestamp": 5, "input_length": 9, "hash_ids": [0, 7]}` + "\n"))
 	require.NoError(t, err)
-	require.Equal(t, workload.Trace{{TimeMS: 5, Blocks: []uint32{0, 7}}}, got)
+	require.Equal(t, workload.Trace{{TimeMS: 5, Input: 9, Blocks: []uint32{0, 7}}}, got)
 	_, err = workload.Read(strings.NewReader("{"))
 	require.ErrorContains(t, err, "line 1")
 }
