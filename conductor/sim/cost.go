@@ -124,7 +124,6 @@ type Cost struct {
 	linear, quadratic float64 // seconds of prefill a token, and a token squared
 	weights           float64 // seconds to read all
 	kv                float64 // seconds to read a token's in a decode step
-	token             float64 // seconds of compute of one more sequence in a decode step
 	load              float64 // seconds to move a token's KV between host and device
 	bytes             float64 // KV of a token
 	overhead          float64 // seconds of a step
@@ -141,7 +140,6 @@ func NewCost(m *Model, h *Hardware) Cost {
 		bytes:     layers * 2 * d / float64(m.GQA) * s,
 		overhead:  h.StepOverhead.Seconds(),
 	}
-	c.token = c.linear
 	c.kv = c.bytes / (h.HBMBandwidth * h.KVReads)
 	c.load = c.bytes / (h.HostToDevice * h.LinkShare)
 	c.capacity = max(0, int((h.HBMBytes-m.Parameters*s)*h.KVMemory/c.bytes))
@@ -149,18 +147,22 @@ func NewCost(m *Model, h *Hardware) Cost {
 }
 
 // Prefill is the time to compute a prompt of n tokens of which a prefix of p is there.
-func (c *Cost) Prefill(n, p int) time.Duration { return seconds(c.overhead + c.compute(n, p)) }
+func (c *Cost) Prefill(n, p int) time.Duration { return seconds(c.prefill(n, p)) }
+
+// prefill reads the weights at least: few tokens are no faster than that.
+func (c *Cost) prefill(n, p int) float64 { return c.overhead + max(c.weights, c.compute(n, p)) }
 
 func (c *Cost) compute(n, p int) float64 {
 	x, y := float64(n), float64(p)
 	return c.linear*(x-y) + c.quadratic*(x*x-y*y)
 }
 
-// Step is the time of a decode step of a batch of sequences with so many tokens of KV together.
+// Step is the time of a decode step of a batch of sequences with so many tokens of KV together: the weights are read once,
+// however many there are, unless their computation takes longer, and the KV of each.
 func (c *Cost) Step(batch, tokens int) time.Duration { return seconds(c.step(batch, tokens)) }
 
 func (c *Cost) step(batch, tokens int) float64 {
-	return c.overhead + c.weights + c.token*float64(batch) + c.kv*float64(tokens)
+	return c.overhead + max(c.weights, c.linear*float64(batch)) + c.kv*float64(tokens)
 }
 
 // BytesPerToken is the KV of a token.
