@@ -74,10 +74,10 @@ func (b *batch) run(now time.Duration, most int64) time.Duration {
 	b.running, b.start = true, now
 	b.planned = min(b.active[0].end-b.steps, most)
 	b.base, b.grow = b.cost.step(n, b.tokens), b.cost.kv*float64(n)
-	return b.until()
+	return b.ends()
 }
 
-func (b *batch) until() time.Duration { return b.start + seconds(b.span(b.planned)) }
+func (b *batch) ends() time.Duration { return b.start + seconds(b.span(b.planned)) }
 
 // cut ends the run under way with the step under way. It reports false if that is what was planned already.
 func (b *batch) cut(now time.Duration) bool {
@@ -101,15 +101,15 @@ func (b *batch) cut(now time.Duration) bool {
 	return true
 }
 
-// ran takes note of the steps of a run that has ended now.
-func (b *batch) ran(now time.Duration) {
+// ran takes note of the steps of a run that has ended now. Time after until does not count as busy.
+func (b *batch) ran(now, until time.Duration) {
 	r := run{first: b.steps, n: b.planned, base: b.base, grow: b.grow, extra: (b.start - b.lastStep).Seconds()}
 	b.running = false
 	b.trim()
 	b.log = append(b.log, r)
 	b.steps += b.planned
 	b.tokens += int(b.planned) * len(b.active)
-	b.busy += now - b.start
+	b.busy += max(0, min(now, until)-b.start)
 	b.lastStep = now
 }
 

@@ -54,7 +54,7 @@ var hardwares = []Hardware{
 }
 
 func calibrated(h Hardware) Hardware {
-	h.MFU, h.WeightReads, h.KVReads, h.LinkShare = 0.5, 0.6, 0.1, 0.85
+	h.MFU, h.WeightReads, h.KVReads, h.LinkShare = 0.35, 0.6, 0.06, 0.85
 	h.StepOverhead, h.KVMemory = 5*time.Millisecond, 0.9
 	return h
 }
