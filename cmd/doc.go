@@ -1,4 +1,4 @@
-// Package cmd is the command line of larder: serve, node, replay, ctl, top, bench, transfer, config and version.
+// Package cmd is the command line of larder: serve, node, replay, sim, ctl, top, bench, transfer, config and version.
 //
 // A program of your own can register eviction policies and then be the same server:
 //

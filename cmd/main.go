@@ -34,6 +34,7 @@ type cli struct {
 	Ctl       ctlCmd       `cmd:"" help:"Look at a cluster and change it."`
 	Top       topCmd       `cmd:"" help:"Watch a cluster in the terminal."`
 	Bench     benchCmd     `cmd:"" help:"Measure this machine and this program side by side."`
+	Sim       simCmd       `cmd:"" help:"Simulate clusters that serve an LLM, with the real scheduler and index; see larder sim run --help."`
 	Transfer  transferCmd  `cmd:"" help:"Measure and look at the transfer engine: the ways between two processes."`
 	Config    configCmd    `cmd:"" help:"Check and print configurations."`
 	Version   versionCmd   `cmd:"" help:"Print the version."`

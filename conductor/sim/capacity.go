@@ -55,3 +55,16 @@ func Capacity(ctx context.Context, q *Search) (float64, *Result, error) {
 	}
 	return best, result, nil
 }
+
+// RelativeLimits sets the limits of a scenario to so many times what a request of its trace's mean lengths gets from an idle
+// cluster: the arXiv report has 10 times the TTFT and 5 times the TBT.
+func (s *Scenario) RelativeLimits(ttft, tbt float64) {
+	in, out := 0, 0
+	for i := range s.Trace {
+		in += s.Trace[i].Input
+		out += s.Trace[i].Output
+	}
+	n := max(1, len(s.Trace))
+	first, between := Unloaded(s, in/n, out/n)
+	s.TTFTSLO, s.TBTSLO = time.Duration(ttft*float64(first)), time.Duration(tbt*float64(between))
+}

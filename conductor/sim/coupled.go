@@ -40,7 +40,7 @@ func (m *sim) route(r int32) {
 		}
 	}
 	c := &m.coupled[id]
-	q.prefill, q.decode = int32(id), int32(id) //nolint:gosec // bounded by maxNodes
+	q.prefill, q.decode = int32(id), int32(id)
 	c.owed += q.input + q.output
 	c.waiting = append(c.waiting, r)
 	switch {

@@ -10,12 +10,28 @@ type decode struct {
 	ready    []int32       // loaded: they join before the next step
 	loaded   time.Duration // when the last load that has been planned ends
 	gen      uint32
+
+	ended       int           // requests since the last report
+	tbt, tbtP90 time.Duration // theirs together
+
+	// owner says that the node's GPUs decode; otherwise they compute prompts. It changes where roles do.
+	owner bool
+	since time.Duration // when that changed
+	owned time.Duration // before that
+}
+
+// turn has the GPUs of a node change sides. Time after until does not count.
+func (d *decode) turn(owner bool, now, until time.Duration) {
+	if now = min(now, until); d.owner {
+		d.owned += now - d.since
+	}
+	d.owner, d.since = owner, now
 }
 
 // arrive is called when a request's KV cache is in the memory of its decode instance: the second check.
 func (m *sim) arrive(r int32) {
 	q := &m.reqs[r]
-	if !m.sched.admit(m, r) {
+	if !m.admit(r) {
 		m.reject(r, RejectedAtDecode)
 		m.wasted += q.prefillTook
 		return
@@ -52,6 +68,7 @@ func (m *sim) join(r int32) {
 	q := &m.reqs[r]
 	d := &m.decodes[q.decode]
 	d.ready = append(d.ready, r)
+	m.turnOver(q.decode)
 	switch b := &d.batch; {
 	case !b.running:
 		m.decode(q.decode)
@@ -65,6 +82,9 @@ func (m *sim) join(r int32) {
 func (m *sim) decode(id int32) {
 	d := &m.decodes[id]
 	b := &d.batch
+	if !d.owner || b.running {
+		return
+	}
 	begin := m.now
 	for _, r := range d.ready {
 		if m.s.Serial {
@@ -97,11 +117,12 @@ func (m *sim) stepped(id int32) {
 		q := &m.reqs[s.request]
 		d.reserved -= q.input + q.output
 		longest, p90 := d.batch.tbt(&s)
+		d.ended++
+		d.tbt += longest
+		d.tbtP90 += p90
 		m.complete(s.request, longest, p90)
 	}
 	m.load(id)
-	if !d.batch.running { // a serial load has begun the next run already otherwise
-		m.decode(id)
-	}
-	m.drained(id)
+	m.decode(id)
+	m.turnOver(id)
 }

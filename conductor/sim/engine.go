@@ -12,6 +12,7 @@ const (
 	loadDone                // a KV cache has been loaded to the GPUs of a decode instance
 	stepDone                // a run of steps of a batch ends
 	sampleDue
+	reportDue
 )
 
 // event is something that will happen. It is out of date, and ignored, if the generation of what it is of has changed.

@@ -56,7 +56,7 @@ func (m *sim) pass(p *prefill, n, prefix int, load float64) (free, done time.Dur
 // compute begins the prompt at the head of an instance's queue, if it can.
 func (m *sim) compute(id int32) {
 	p := &m.prefills[id]
-	if p.taken || len(p.queue) == 0 || m.reqs[p.queue[0]].fetching {
+	if p.taken || len(p.queue) == 0 || m.decodes[id].owner || m.reqs[p.queue[0]].fetching {
 		return
 	}
 	r := p.queue[0]
@@ -86,7 +86,8 @@ func (m *sim) reuse(p *prefill, r int32) (prefix int, load float64) {
 	}
 	n, onDisk := p.cache.prefix(blocks)
 	prefix = min(n*m.s.BlockSize, q.input-1)
-	return prefix, m.cost.load*float64(prefix) + m.cost.bytes/(m.s.Hardware.SSD*m.s.Hardware.LinkShare)*float64(min(prefix, onDisk*m.s.BlockSize))
+	read := m.cost.bytes / (m.s.Hardware.SSD * m.s.Hardware.LinkShare) // seconds a token from disk
+	return prefix, m.cost.load*float64(prefix) + read*float64(min(prefix, onDisk*m.s.BlockSize))
 }
 
 // stream begins to send the KV cache of a prompt to its decode instance: layer by layer as it is computed within a time, or
@@ -116,7 +117,7 @@ func (m *sim) prefilled(r int32) {
 	} else {
 		p.cache.use(m.ms(), blocks)
 	}
-	m.sched.prefillDone(m, r)
+	m.sched.PrefillDone(m.now, uint64(r), m.now-q.arrival-q.queued, int(q.prefix)) //nolint:gosec // an index
 	switch {
 	case q.output == 1:
 		m.complete(r, 0, 0)
@@ -125,7 +126,7 @@ func (m *sim) prefilled(r int32) {
 	default:
 		m.handOver(r)
 	}
-	m.drained(q.prefill)
+	m.turnOver(q.prefill)
 }
 
 // handOver gives a request to its decode instance once it is computed and its KV cache has arrived.

@@ -52,6 +52,7 @@ type sim struct {
 	wasted      time.Duration // of prefill
 	reasons     map[string]int
 	replicated  int
+	roleChanges int
 	series      []Sample
 	rejected    int // since the last point
 	uses        []int32
@@ -167,6 +168,9 @@ const checkEvery = 4096
 func (m *sim) run(ctx context.Context) error {
 	arrived := 0
 	m.events.add(0, sampleDue, 0, 0)
+	if m.sched != nil {
+		m.events.add(0, reportDue, 0, 0)
+	}
 	for n := 1; m.ended < len(m.reqs); n++ {
 		if n%checkEvery == 0 {
 			if err := ctx.Err(); err != nil {
@@ -178,7 +182,7 @@ func (m *sim) run(ctx context.Context) error {
 		}
 		if arrived < len(m.reqs) && m.reqs[arrived].arrival <= m.events.heap[0].at {
 			m.now = m.reqs[arrived].arrival
-			m.arrived(int32(arrived)) //nolint:gosec // bounded by maxRequests
+			m.arrived(int32(arrived))
 			arrived++
 			continue
 		}
@@ -216,6 +220,9 @@ func (m *sim) happen(e *event) {
 	case sampleDue:
 		m.sample()
 		m.events.add(m.now+m.s.Sample, sampleDue, 0, 0)
+	case reportDue:
+		m.report()
+		m.events.add(m.now+reportEvery, reportDue, 0, 0)
 	}
 }
 
@@ -235,7 +242,9 @@ func (m *sim) arrived(r int32) {
 func (m *sim) delivered(f flow) {
 	switch f.purpose {
 	case toPrefill:
-		m.reqs[f.request].fetching = false
+		q := &m.reqs[f.request]
+		q.fetching = false
+		m.sched.TransferDone(m.now, uint64(f.request), m.now-q.arrival) //nolint:gosec // an index
 		if m.pool == nil {
 			m.cached(f)
 		}
@@ -266,7 +275,7 @@ func (m *sim) complete(r int32, longest, p90 time.Duration) {
 	q := &m.reqs[r]
 	q.tbt, q.tbtP90 = longest, p90
 	if m.sched != nil {
-		m.sched.decodeDone(m, r)
+		m.sched.DecodeDone(m.now, uint64(r), q.output) //nolint:gosec // an index
 	}
 	m.conclude(r, Completed)
 }

@@ -116,15 +116,18 @@ func (s *Scenario) Validate() error {
 	bad(s.TTFTSLO < 0 || s.TBTSLO < 0 || s.DecodeTime < 0, "limits and decode_time are not negative; a limit of 0 is none")
 	bad(s.TBTLimit != MeanLongest10 && s.TBTLimit != P90, "tbt_limit %q: choose %s or %s", s.TBTLimit, MeanLongest10, P90)
 	bad(s.Sample <= 0, "sample %v: the time between two points is above 0", s.Sample)
+	if err := s.config().Validate(); err != nil {
+		errs = append(errs, fmt.Errorf("%w: %w", ErrScenario, err))
+	}
 	errs = append(errs, s.Model.validate(), s.Hardware.validate(), checkTrace(s.Trace, s.BlockSize))
 	return errors.Join(errs...)
 }
 
 func (s *Scenario) checkNodes(bad func(bool, string, ...any)) {
-	bad(s.Coupled == 0 && (s.Prefill < 1 || s.Decode < 1), "%d prefill and %d decode nodes: at least one of each, or coupled ones instead",
-		s.Prefill, s.Decode)
+	bad(s.Coupled == 0 && (s.Prefill < 1 || s.Decode < 1),
+		"%d prefill and %d decode nodes: at least one of each, or coupled ones instead", s.Prefill, s.Decode)
 	bad(s.Coupled > 0 && (s.Prefill > 0 || s.Decode > 0), "a cluster is either of coupled instances or of prefill and decode nodes")
-	bad(s.Prefill < 0 || s.Decode < 0 || s.Coupled < 0 || max(s.Prefill, s.Decode, s.Coupled) > maxNodes, "nodes are from 0 to %d", maxNodes)
+	bad(min(s.Prefill, s.Decode, s.Coupled) < 0 || max(s.Prefill, s.Decode, s.Coupled) > maxNodes, "nodes are from 0 to %d", maxNodes)
 	bad(s.CoupledChunk < 0, "coupled_chunk %d: tokens, or 0 for whole prompts", s.CoupledChunk)
 	bad(s.PipelineGroupSize < 1 || s.Prefill%max(1, s.PipelineGroupSize) != 0,
 		"pipeline_group_size %d: the %d prefill nodes are divided into groups of so many", s.PipelineGroupSize, s.Prefill)
@@ -139,10 +142,11 @@ func checkTrace(t workload.Trace, blockSize int) error {
 	for i := range t {
 		q := &t[i]
 		if q.Input < 1 || q.Output < 1 || q.Input > maxLength || q.Output > maxLength {
-			return fmt.Errorf("%w: request %d has %d tokens in and %d out: both are from 1 to %d", ErrScenario, i, q.Input, q.Output, maxLength)
+			return fmt.Errorf("%w: request %d has %d tokens in and %d out: both are from 1 to %d",
+				ErrScenario, i, q.Input, q.Output, maxLength)
 		}
 		if most := (q.Input + blockSize - 1) / max(1, blockSize); len(q.Blocks) > most {
-			return fmt.Errorf("%w: request %d has %d blocks for %d tokens, of which %d blocks of %d are enough: is the block size another one?",
+			return fmt.Errorf("%w: request %d has %d blocks for %d tokens, for which %d of %d are enough: is the block size another one?",
 				ErrScenario, i, len(q.Blocks), q.Input, most, blockSize)
 		}
 	}

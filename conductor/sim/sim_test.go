@@ -257,7 +257,7 @@ func TestBadScenarios(t *testing.T) {
 		"at most 1":                   func(s *sim.Scenario) { s.Hardware.MFU = 1.5 },
 		"figures are above 0":         func(s *sim.Scenario) { s.Hardware.NIC = 0 },
 		"model":                       func(s *sim.Scenario) { s.Model.Layers = 0 },
-		"policy \"no such\"":          func(s *sim.Scenario) { s.Policy = "no such" },
+		"policy is \"no such\"":       func(s *sim.Scenario) { s.Policy = "no such" },
 		"order of their timestamps":   func(s *sim.Scenario) { s.Trace = workload.Trace{one(5, 9, 1, 0), one(4, 9, 1, 0)} },
 		"0 tokens in and 1 out":       func(s *sim.Scenario) { s.Trace = workload.Trace{one(5, 0, 1, 0)} },
 		"is the block size another":   func(s *sim.Scenario) { s.BlockSize = 1024 },

@@ -33,33 +33,32 @@ func (m *sim) sampleCoupled(s *Sample) {
 }
 
 func (m *sim) sampleNodes(s *Sample) {
-	isPrefill, isDecode := m.sched.roles(m)
 	for i := range m.prefills {
 		p, d := &m.prefills[i], &m.decodes[i]
 		s.Queued += len(p.queue)
-		if isPrefill(i) {
+		if !d.owner {
 			s.Prefills++
 			if p.taken {
 				s.PrefillBusy++
 			}
+			continue
 		}
-		if isDecode(i) {
-			s.Decodes++
-			s.Batch += float64(len(d.batch.active))
-			s.KV += float64(d.reserved) / float64(max(1, m.cost.capacity))
-		}
+		s.Decodes++
+		s.Batch += float64(len(d.batch.active))
+		s.KV += float64(d.reserved) / float64(max(1, m.cost.capacity))
 	}
 	s.PrefillBusy /= float64(max(1, s.Prefills))
 	s.Batch /= float64(max(1, s.Decodes))
 	s.KV /= float64(max(1, s.Decodes))
-	s.PrefillLoad, s.DecodeLoad = m.sched.load(m)
+	load := m.sched.Load(m.now)
+	s.PrefillLoad, s.DecodeLoad = load.Prefill, load.Decode
 }
 
 // result sums a run up.
 func (m *sim) result() *Result {
 	r := &Result{
 		Scenario: *m.s, Requests: len(m.reqs), Reasons: m.reasons, Series: m.series,
-		TransferredBytes: m.net.bytes, Replications: m.replicated, WastedSeconds: m.wasted.Seconds(),
+		TransferredBytes: m.net.bytes, Replications: m.replicated, RoleChanges: m.roleChanges, WastedSeconds: m.wasted.Seconds(),
 		Outcomes: make([]Outcome, len(m.reqs)),
 	}
 	var ttft, tbt, p90 []time.Duration
@@ -95,7 +94,7 @@ func (m *sim) result() *Result {
 	r.Attainment, r.TTFTMet, r.TBTMet = r.Attainment/n, r.TTFTMet/n, r.TBTMet/n
 	r.HitRatio, r.PrefixRatio = float64(hitBlocks)/float64(max(1, blocks)), float64(hitTokens)/float64(max(1, tokens))
 	r.PrefillSeconds = took.Seconds() / float64(max(1, prefills))
-	r.PrefillBusy, r.DecodeBusy = m.utilisation(span)
+	r.PrefillBusy, r.DecodeBusy = m.utilisation()
 	r.HotKeys = m.hotKeys()
 	return r
 }
@@ -161,22 +160,25 @@ func distribution(all []time.Duration) Distribution {
 	return Distribution{Mean: sum / float64(len(all)), P50: rank(50), P90: rank(90), P99: rank(99), Max: all[len(all)-1].Seconds()}
 }
 
-// utilisation is the share of the time up to the last arrival in which instances computed prompts, and decoded.
-func (m *sim) utilisation(span float64) (prefill, decode float64) {
-	var p, d time.Duration
+// utilisation is the share of the time up to the last arrival in which instances computed prompts, and decoded; of nodes
+// whose role changes, of the time in which they had it.
+func (m *sim) utilisation() (prefill, decode float64) {
+	var p, d, forPrefill, forDecode time.Duration
 	for i := range m.prefills {
+		x := &m.decodes[i]
+		x.turn(x.owner, m.lastArrival, m.lastArrival)
 		p += m.prefills[i].busy
-		d += m.decodes[i].batch.busy
+		d += x.batch.busy
+		forDecode += x.owned
+		forPrefill += m.lastArrival - x.owned
 	}
 	for i := range m.coupled {
 		p += m.coupled[i].busy
 		d += m.coupled[i].batch.busy
+		forPrefill += m.lastArrival
+		forDecode += m.lastArrival
 	}
-	if m.s.Coupled > 0 {
-		n := span * float64(m.s.Coupled)
-		return p.Seconds() / n, d.Seconds() / n
-	}
-	return p.Seconds() / span / float64(m.s.Prefill/m.s.PipelineGroupSize), d.Seconds() / span / float64(m.s.Decode)
+	return p.Seconds() / max(1e-9, forPrefill.Seconds()), d.Seconds() / max(1e-9, forDecode.Seconds())
 }
 
 // hotKeys are the blocks used most, and how many instances hold each.
@@ -185,7 +187,7 @@ func (m *sim) hotKeys() []HotKey {
 	var all []HotKey
 	for b, n := range m.uses {
 		if n > 1 {
-			all = append(all, HotKey{Block: uint32(b), Uses: int(n)}) //nolint:gosec // an index
+			all = append(all, HotKey{Block: uint32(b), Uses: int(n)})
 		}
 	}
 	slices.SortFunc(all, func(a, b HotKey) int { return cmp.Or(cmp.Compare(b.Uses, a.Uses), cmp.Compare(a.Block, b.Block)) })

@@ -60,7 +60,8 @@ type conditions struct {
 
 // workloads are table 2 of the arXiv report (2407.00079) and table 2 of FAST'25, and three kinds without a published
 // counterpart. Means, ratios and counts are the papers'; spreads are like that of the published trace, less for the datasets
-// of documents. Where they say "about 0%", "over 80%" and "about 50%" it is 0, 82 and 50. Rates are those of an hour's trace,
+// of documents. Where they say "about 0%", "over 80%" and "about 50%" it is 0, 82 and 50; the published conversation trace has
+// 37% by blocks, where the table says 40%. Rates are those of an hour's trace,
 // or else meant to be given.
 var workloads = []conditions{
 	{name: "arxiv", input: 8088, output: 229, spread: 0.5, requests: 2000, rate: 1, make: (*generator).sessions},
@@ -70,8 +71,14 @@ var workloads = []conditions{
 	{name: "simulated-32k", input: 32 << 10, output: 512, cached: 0.5, requests: 1000, rate: 0.5, make: (*generator).halves},
 	{name: "simulated-64k", input: 64 << 10, output: 512, cached: 0.5, requests: 1000, rate: 0.2, make: (*generator).halves},
 	{name: "simulated-128k", input: 128 << 10, output: 512, cached: 0.5, requests: 1000, rate: 0.1, make: (*generator).halves},
-	{name: "conversation", input: 12035, output: 343, cached: 0.37, spread: 1, requests: 12031, rate: 12031. / 3537, make: (*generator).sessions},
-	{name: "tool-agent", input: 8596, output: 182, cached: 0.59, spread: 0.9, requests: 23608, rate: 23608. / 3600, make: (*generator).sessions},
+	{
+		name: "conversation", input: 12035, output: 343, cached: 0.37,
+		spread: 1, requests: 12031, rate: 12031. / 3537, make: (*generator).sessions,
+	},
+	{
+		name: "tool-agent", input: 8596, output: 182, cached: 0.59,
+		spread: 0.9, requests: 23608, rate: 23608. / 3600, make: (*generator).sessions,
+	},
 	{name: "synthetic", input: 15325, output: 149, cached: 0.66, spread: 0.7, requests: 3993, rate: 1, make: (*generator).sessions},
 	{name: "talk", output: 250, spread: 0.8, requests: 2000, rate: 3, make: (*generator).talk},
 	{name: "system-prompts", output: 200, spread: 0.8, requests: 2000, rate: 3, make: (*generator).systems},

@@ -110,7 +110,7 @@ func (c *Cache) Request(now uint64, blocks []uint32) {
 			c.policy.Touch(s, 1)
 		} else {
 			whole = false
-			s = c.store(now, b, uint32(i), parent) //nolint:gosec // a prompt is short
+			s = c.store(now, b, uint32(i), parent)
 		}
 		parent = s
 	}
