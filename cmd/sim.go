@@ -40,7 +40,7 @@ type simRunCmd struct {
 	Variant                   string        `default:"fast25" enum:"fast25,arxiv" group:"Scheduler" help:"Form of kvcache-centric (Algorithm 1): fast25 (the default), arxiv."`
 	Overload                  string        `default:"early" enum:"none,early,predictive" group:"Scheduler" help:"When decode load is looked at before prefill: none (only after it), early (the default), predictive."`
 	KVCacheBalancingThreshold float64       `name:"kvcache-balancing-threshold" default:"1.5" group:"Scheduler" help:"How many times longer the longest prefix has to be than an instance's own to be fetched (default 1.5)."`
-	DecodeTime                time.Duration `default:"10s" group:"Scheduler" help:"t_d: how long predictive takes each request to decode (default 10s)."`
+	DecodeTime                time.Duration `default:"30s" group:"Scheduler" help:"t_d: how long predictive takes each request to decode (default 30s)."`
 	LengthHints               bool          `group:"Scheduler" help:"Tell the scheduler how many tokens each answer will have."`
 	TTFTSLO                   time.Duration `name:"ttft-slo" default:"30s" group:"Scheduler" help:"Limit of the time to the first token; 0: none (default 30s)."`
 	TBTSLO                    time.Duration `name:"tbt-slo" default:"100ms" group:"Scheduler" help:"Limit of the time between tokens; 0: none (default 100ms)."`

@@ -10,7 +10,9 @@ type prefill struct {
 	cache   *cache          // nil with a pool
 	queue   []int32         // requests, in the order in which they are computed
 	stages  []time.Duration // when each stage is free
-	taken   bool            // the first stage computes
+	taken   bool            // the first stage computes, or
+	stalled bool            // waits for a prefix
+	current int32           // request whose chunks the first stage computes
 	running int             // prompts in the stages
 	busy    time.Duration   // of the first stage, up to the last arrival
 }
@@ -56,7 +58,7 @@ func (m *sim) pass(p *prefill, n, prefix int, load float64) (free, done time.Dur
 // compute begins the prompt at the head of an instance's queue, if it can.
 func (m *sim) compute(id int32) {
 	p := &m.prefills[id]
-	if p.taken || len(p.queue) == 0 || m.decodes[id].owner || m.reqs[p.queue[0]].fetching {
+	if p.taken || len(p.queue) == 0 || m.decodes[id].owner || m.s.Serial && m.reqs[p.queue[0]].fetching {
 		return
 	}
 	r := p.queue[0]
@@ -65,7 +67,7 @@ func (m *sim) compute(id int32) {
 	prefix, load := m.reuse(p, r)
 	free, done, took := m.pass(p, q.input, prefix, load)
 	q.prefix, q.prefillTook, q.queued = int32(prefix), seconds(took), m.now-q.arrival //nolint:gosec // below the input
-	p.taken = true
+	p.taken, p.current = true, r
 	p.running++
 	p.busy += max(0, min(free, m.lastArrival)-m.now)
 	m.events.add(free, prefillFree, id, 0)
@@ -86,6 +88,9 @@ func (m *sim) reuse(p *prefill, r int32) (prefix int, load float64) {
 	}
 	n, onDisk := p.cache.prefix(blocks)
 	prefix = min(n*m.s.BlockSize, q.input-1)
+	if q.fetching {
+		prefix = max(prefix, min(int(q.fetched), q.input-1))
+	}
 	read := m.cost.bytes / (m.s.Hardware.SSD * m.s.Hardware.LinkShare) // seconds a token from disk
 	return prefix, m.cost.load*float64(prefix) + read*float64(min(prefix, onDisk*m.s.BlockSize))
 }
@@ -102,7 +107,48 @@ func (m *sim) stream(r int32, within time.Duration) {
 	m.start(flow{from: q.prefill, to: q.decode, left: bytes, limit: limit, purpose: toDecode, request: r})
 }
 
-// prefilled is called when the last chunk of a prompt has left the last stage.
+// passed is called when a prompt's last chunk leaves the last stage. Layer by layer a prefix is loaded while the rest is
+// computed, wherever it comes from: if it has not all come yet, that is waited for.
+func (m *sim) passed(r int32) {
+	q := &m.reqs[r]
+	if q.fetching {
+		q.late = m.now
+		return
+	}
+	m.prefilled(r)
+}
+
+// vacated is called when the first stage of an instance could take the next prompt.
+func (m *sim) vacated(id int32) {
+	p := &m.prefills[id]
+	if p.stalled = m.reqs[p.current].fetching; p.stalled {
+		return
+	}
+	p.taken = false
+	m.compute(id)
+}
+
+// fetched is called when the prefix has come that a prefill waits for, or will.
+func (m *sim) fetched(f flow) {
+	q := &m.reqs[f.request]
+	p := &m.prefills[f.to]
+	q.fetching = false
+	m.sched.TransferDone(m.now, uint64(f.request), m.now-q.arrival) //nolint:gosec // an index
+	if m.pool == nil {
+		m.cached(f)
+	}
+	if p.stalled && p.current == f.request {
+		m.vacated(f.to)
+	}
+	if q.late > 0 {
+		q.prefillTook += m.now - q.late
+		p.busy += max(0, min(m.now, m.lastArrival)-q.late)
+		m.prefilled(f.request)
+	}
+	m.compute(f.to)
+}
+
+// prefilled is called when a prompt is computed.
 func (m *sim) prefilled(r int32) {
 	q := &m.reqs[r]
 	p := &m.prefills[q.prefill]

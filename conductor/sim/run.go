@@ -74,8 +74,9 @@ type request struct {
 	prefill     int32 // instances, -1 if none
 	decode      int32
 	end         End
-	fetching    bool // its prefix is on its way to the prefill instance
-	streamed    bool // its KV cache has arrived at the decode instance
+	late        time.Duration // since when its computation waits for its prefix, 0 if it does not
+	fetching    bool          // its prefix is on its way to the prefill instance
+	streamed    bool          // its KV cache has arrived at the decode instance
 }
 
 // instances is how many there are.
@@ -200,10 +201,9 @@ func (m *sim) run(ctx context.Context) error {
 func (m *sim) happen(e *event) {
 	switch e.kind {
 	case prefillFree:
-		m.prefills[e.who].taken = false
-		m.compute(e.who)
+		m.vacated(e.who)
 	case prefillDone:
-		m.prefilled(e.who)
+		m.passed(e.who)
 	case flowDone:
 		if f := &m.net.flows[e.who]; f.live && f.gen == e.gen {
 			m.delivered(m.finish(e.who))
@@ -242,13 +242,7 @@ func (m *sim) arrived(r int32) {
 func (m *sim) delivered(f flow) {
 	switch f.purpose {
 	case toPrefill:
-		q := &m.reqs[f.request]
-		q.fetching = false
-		m.sched.TransferDone(m.now, uint64(f.request), m.now-q.arrival) //nolint:gosec // an index
-		if m.pool == nil {
-			m.cached(f)
-		}
-		m.compute(f.to)
+		m.fetched(f)
 	case toDecode:
 		m.reqs[f.request].streamed = true
 		m.handOver(f.request)

@@ -28,9 +28,9 @@ func (s *Scenario) config() sched.Config {
 		Policy: sched.Policy(s.Policy), Variant: sched.Variant(s.Variant), Overload: sched.Overload(s.Overload),
 		KVCacheBalancingThreshold: s.KVCacheBalancingThreshold,
 		PrefillChunk:              s.PrefillChunk, PipelineGroupSize: s.PipelineGroupSize, BlockSize: s.BlockSize,
-		DecodeTime: s.DecodeTime,
-		Classes:    map[string]sched.Limits{"": {TTFTSLO: s.TTFTSLO, TBTSLO: s.TBTSLO}},
-		TBTLimit:   sched.Measure(s.TBTLimit),
+		DecodeTime: s.DecodeTime, LayerWise: !s.Serial,
+		Classes:  map[string]sched.Limits{"": {TTFTSLO: s.TTFTSLO, TBTSLO: s.TBTSLO}},
+		TBTLimit: sched.Measure(s.TBTLimit),
 		// Nothing is lost on the way here, however long it waits.
 		RequestTTL: 10000 * time.Hour, MaxRequests: min(len(s.Trace)+1, 1<<24),
 		Seed: s.Seed,
