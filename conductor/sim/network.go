@@ -11,6 +11,7 @@ const nobody = -1
 // flow is a transfer under way.
 type flow struct {
 	from, to int32   // NICs
+	bytes    float64 // of a prefix, 0 for what is new
 	left     float64 // bytes, as of since
 	limit    float64 // bytes a second that its source makes or its target takes
 	rate     float64 // bytes a second, now
@@ -85,6 +86,7 @@ func (s *side) share(flows []flow) float64 {
 // start begins a transfer of bytes.
 func (m *sim) start(f flow) {
 	n := &m.net
+	f.left = max(f.left, f.bytes)
 	id := int32(len(n.flows)) //nolint:gosec // bounded by the requests under way
 	if k := len(n.free); k > 0 {
 		id = n.free[k-1]

@@ -240,6 +240,7 @@ func (m *sim) arrived(r int32) {
 
 // delivered is called when a transfer has arrived.
 func (m *sim) delivered(f flow) {
+	m.net.bytes += f.bytes
 	switch f.purpose {
 	case toPrefill:
 		m.fetched(f)
@@ -258,7 +259,6 @@ func (m *sim) cached(f flow) {
 	blocks := m.s.Trace[f.request].Blocks
 	blocks = blocks[:min(len(blocks), int(f.tokens)/m.s.BlockSize)]
 	m.prefills[f.to].cache.use(m.ms(), blocks)
-	m.net.bytes += m.cost.bytes * float64(f.tokens)
 }
 
 // ms is the time in milliseconds.

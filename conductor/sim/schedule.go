@@ -96,7 +96,7 @@ func (m *sim) schedule(r int32) {
 		m.replicated++
 		if c.From != d.TransferFrom || c.To != d.Prefill || d.TransferLen == 0 {
 			m.start(flow{
-				from: x.nodes[c.From], to: x.nodes[c.To], left: m.cost.bytes * float64(c.Tokens), limit: math.Inf(1),
+				from: x.nodes[c.From], to: x.nodes[c.To], bytes: m.cost.bytes * float64(c.Tokens), limit: math.Inf(1),
 				purpose: toCache, request: r, tokens: x.held(c.From),
 			})
 		}
@@ -142,7 +142,7 @@ func (m *sim) fetch(r int32, d *sched.Decision) {
 	q := &m.reqs[r]
 	q.fetching, q.fetched = true, int32(d.PrefixLen) //nolint:gosec // below maxLength
 	f := flow{
-		from: nobody, to: q.prefill, left: m.cost.bytes * float64(d.TransferLen), limit: math.Inf(1),
+		from: nobody, to: q.prefill, bytes: m.cost.bytes * float64(d.TransferLen), limit: math.Inf(1),
 		purpose: toPrefill, request: r, tokens: q.fetched,
 	}
 	if d.TransferFrom != sched.FromPool {
