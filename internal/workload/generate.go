@@ -160,7 +160,7 @@ func (g *Generator) Questions(requests int, length float64, asks, between int) T
 			*d = document{g.fresh(1 + int(g.logNormal(length, 0.5))), 1 + g.rng.IntN(2*asks-1)}
 		}
 		d.left--
-		t = append(t, Request{uint64(now), append(slices.Clone(d.blocks), g.fresh(1+g.rng.IntN(3))...)})
+		t = append(t, Request{TimeMS: uint64(now), Blocks: append(slices.Clone(d.blocks), g.fresh(1+g.rng.IntN(3))...)})
 	}
 	return t
 }
@@ -189,7 +189,7 @@ func (g *Generator) Retrieval(requests, documents int, skew float64) Trace {
 			}
 			blocks = append(blocks, after[at]...)
 		}
-		t = append(t, Request{uint64(now), append(blocks, g.fresh(1)...)})
+		t = append(t, Request{TimeMS: uint64(now), Blocks: append(blocks, g.fresh(1)...)})
 	}
 	return t
 }
