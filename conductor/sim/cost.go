@@ -184,4 +184,9 @@ func (c *Cost) BytesPerToken() int { return int(c.bytes) }
 // Capacity is the tokens whose KV the GPUs of a node hold.
 func (c *Cost) Capacity() int { return c.capacity }
 
-func seconds(s float64) time.Duration { return time.Duration(s*float64(time.Second) + 0.5) }
+// maxSeconds bounds every time, so that sums of some fit 64 bits of nanoseconds: a year.
+const maxSeconds = 365 * 24 * 3600
+
+func seconds(s float64) time.Duration {
+	return time.Duration(min(s, maxSeconds)*float64(time.Second) + 0.5)
+}

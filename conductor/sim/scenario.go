@@ -96,6 +96,7 @@ const (
 	maxNodes  = 4096
 	maxTokens = 1 << 40
 	maxLength = 1 << 24 // tokens of one request
+	minSample = time.Millisecond
 )
 
 // Validate checks all, and tells all that is wrong.
@@ -116,11 +117,19 @@ func (s *Scenario) Validate() error {
 	bad(!policy.Known(s.EvictionPolicy), "eviction policy %q: choose one of %s", s.EvictionPolicy, strings.Join(policy.Names(), ", "))
 	bad(s.TTFTSLO < 0 || s.TBTSLO < 0 || s.DecodeTime < 0, "limits and decode_time are not negative; a limit of 0 is none")
 	bad(s.TBTLimit != MeanLongest10 && s.TBTLimit != P90, "tbt_limit %q: choose %s or %s", s.TBTLimit, MeanLongest10, P90)
-	bad(s.Sample <= 0, "sample %v: the time between two points is above 0", s.Sample)
+	bad(s.Sample < minSample, "sample %v: the time between two points is %v or more", s.Sample, minSample)
 	if err := s.config().Validate(); err != nil {
 		errs = append(errs, fmt.Errorf("%w: %w", ErrScenario, err))
 	}
 	errs = append(errs, s.Model.validate(), s.Hardware.validate(), checkTrace(s.Trace, s.BlockSize))
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	bad(float64(s.Trace[len(s.Trace)-1].TimeMS)/1000/s.Speed > maxSeconds, "at speed %g the last request comes in more than a year: more speed",
+		s.Speed)
+	cost := NewCost(&s.Model, &s.Hardware)
+	bad(cost.capacity < 1, "%s does not fit into the %g bytes of GPU memory of a node of %s",
+		s.Model.Name, s.Hardware.HBMBytes, s.Hardware.Name)
 	return errors.Join(errs...)
 }
 

@@ -253,6 +253,8 @@ func TestBadScenarios(t *testing.T) {
 		"eviction policy \"no such\"": func(s *sim.Scenario) { s.EvictionPolicy = "no such" },
 		"limits and decode_time":      func(s *sim.Scenario) { s.TTFTSLO = -1 },
 		"tbt_limit":                   func(s *sim.Scenario) { s.TBTLimit = "" },
+		"does not fit":                func(s *sim.Scenario) { s.Hardware.HBMBytes = 1e11 },
+		"more than a year":            func(s *sim.Scenario) { s.Speed, s.Trace = 1e-9, workload.Trace{one(1000, 9, 1, 0)} },
 		"between two points":          func(s *sim.Scenario) { s.Sample = 0 },
 		"at most 1":                   func(s *sim.Scenario) { s.Hardware.MFU = 1.5 },
 		"figures are above 0":         func(s *sim.Scenario) { s.Hardware.NIC = 0 },

@@ -97,3 +97,36 @@ func TestReadTrace(t *testing.T) {
 	_, err = sim.ReadTrace(strings.NewReader(`{"timestamp": 1, "hash_ids": [-1]}`))
 	require.ErrorContains(t, err, "line 1")
 }
+
+// FuzzReadTrace: whatever is read, its blocks are small and dense, its requests in order, and it is simulated or refused.
+func FuzzReadTrace(f *testing.F) {
+	f.Add(`{"timestamp": 3000, "input_length": 700, "output_length": 9, "hash_ids": [4000000000, 7]}` + "\n" +
+		`{"timestamp": 1000, "input_length": 500, "output_length": 8, "hash_ids": [7]}`)
+	f.Add(`{"timestamp": 18446744073709551615, "input_length": -1, "output_length": 99999999999, "hash_ids": []}`)
+	f.Add(`{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1, 1, 1]}`)
+	f.Add("{}\n[]\nnull")
+	f.Fuzz(func(t *testing.T, text string) {
+		trace, err := sim.ReadTrace(strings.NewReader(text))
+		if err != nil || len(trace) > 100 {
+			return
+		}
+		distinct := uint32(trace.Distinct())
+		for i, q := range trace {
+			require.True(t, i == 0 || trace[i-1].TimeMS <= q.TimeMS)
+			for _, b := range q.Blocks {
+				require.Less(t, b, distinct)
+			}
+			if q.Input > 100_000 || q.Output > 1000 || q.TimeMS > 1_000_000 {
+				return // it would take long
+			}
+		}
+		s := sim.Default()
+		s.Trace = trace
+		r, err := sim.Run(t.Context(), &s)
+		if err != nil {
+			require.ErrorIs(t, err, sim.ErrScenario)
+			return
+		}
+		require.Equal(t, len(trace), r.Completed+r.Rejected())
+	})
+}
