@@ -18,9 +18,10 @@ type balance struct {
 	since  time.Duration
 }
 
-// Rebalance proposes the role of an instance to be changed: of an idle one of the side that is loaded much less, when this
-// has been so for some time. It changes nothing; SetRole does, and the loads are watched anew from then on. The last
-// instance of a side stays, and so does one with both roles.
+// Rebalance proposes the role of an instance to be changed: of the one that has the least to do of the side that is loaded
+// much less, when this has been so for some time; under load none is ever idle. It changes nothing; SetRole does, and the
+// loads are watched anew from then on. What the instance has been given it has to end in its old role. The last instance of a
+// side stays, and so does one with both roles.
 func (s *Scheduler) Rebalance(now time.Duration) (InstanceID, Role, bool) {
 	now = s.pass(now)
 	l := s.Load(now)
@@ -38,12 +39,18 @@ func (s *Scheduler) Rebalance(now time.Duration) (InstanceID, Role, bool) {
 	if busier == 0 || now-s.balance.since < flipAfter || s.count(other) < 2 {
 		return NoInstance, 0, false
 	}
+	least := NoInstance
 	for i := range s.instances {
-		x := &s.instances[i]
-		if x.live && x.Role == other && x.queue.len() == 0 && x.queue.waiting(now, s.pipeline) == 0 &&
-			x.decoding.batch+x.decoding.otherBatch+len(x.decoding.coming) <= 0 {
-			return InstanceID(i), busier, true
+		if x := &s.instances[i]; x.live && x.Role == other && (least == NoInstance || s.lessToDo(now, x, &s.instances[least])) {
+			least = InstanceID(i)
 		}
 	}
-	return NoInstance, 0, false
+	return least, busier, least != NoInstance
+}
+
+// lessToDo reports whether an instance would be through with what it has before another of the same role.
+func (s *Scheduler) lessToDo(now time.Duration, x, y *instance) bool {
+	p, q := x.queue.waiting(now, s.pipeline), y.queue.waiting(now, s.pipeline)
+	a, b := x.decoding.batch+x.decoding.otherBatch+len(x.decoding.coming), y.decoding.batch+y.decoding.otherBatch+len(y.decoding.coming)
+	return p < q || p == q && a < b
 }
