@@ -125,6 +125,7 @@ func (m *sim) vacated(id int32) {
 		return
 	}
 	p.taken = false
+	m.turnOver(id)
 	m.compute(id)
 }
 

@@ -202,8 +202,9 @@ func (m *sim) rebalance() {
 	m.turnOver(node)
 }
 
-// turnOver gives the GPUs of a node to its other side once one side has nothing left to do. Only where roles change have both
-// sides of a node ever something.
+// turnOver gives the GPUs of a node to its other side once the one that has them has nothing left to do, or, for a straggler
+// that was sent to a node before it changed to prefill, between two prompts. Only where roles change have both sides of a node
+// ever something.
 func (m *sim) turnOver(node int32) {
 	if !m.s.DynamicRoles {
 		return
@@ -213,7 +214,7 @@ func (m *sim) turnOver(node int32) {
 	case d.owner && d.reserved == 0 && len(d.waiting) == 0 && len(p.queue) > 0:
 		d.turn(false, m.now, m.lastArrival)
 		m.compute(node)
-	case !d.owner && len(p.queue) == 0 && p.running == 0 && len(d.ready) > 0:
+	case !d.owner && !p.taken && len(d.ready) > 0 && (len(p.queue) == 0 || m.sched.roles[node] == sched.Prefill):
 		d.turn(true, m.now, m.lastArrival)
 		m.decode(node)
 	}
