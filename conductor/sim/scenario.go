@@ -125,8 +125,8 @@ func (s *Scenario) Validate() error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	bad(float64(s.Trace[len(s.Trace)-1].TimeMS)/1000/s.Speed > maxSeconds, "at speed %g the last request comes in more than a year: more speed",
-		s.Speed)
+	last := float64(s.Trace[len(s.Trace)-1].TimeMS) / 1000 / s.Speed
+	bad(last > maxSeconds, "at speed %g the last request comes in more than a year: raise it", s.Speed)
 	cost := NewCost(&s.Model, &s.Hardware)
 	bad(cost.capacity < 1, "%s does not fit into the %g bytes of GPU memory of a node of %s",
 		s.Model.Name, s.Hardware.HBMBytes, s.Hardware.Name)
