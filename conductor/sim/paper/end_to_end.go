@@ -1,0 +1,216 @@
+package paper
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"larder/conductor/sim"
+	"larder/internal/plot"
+)
+
+var endToEnd = Experiment{
+	Name:   "end-to-end",
+	Title:  "3P+1D and 2P+2D against 4 vLLM instances",
+	Source: "arXiv report, figures 11 and 12, LLaMA2-70B",
+	Theirs: "3P+1D carries 20% more than vLLM on ArXiv summarisation, 40% more on L-Eval, and 50% to 525% more on simulated long contexts; " +
+		"2P+2D has a lower TBT and a higher TTFT than 3P+1D.",
+	run: runEndToEnd,
+}
+
+// limits of the report, in multiples of the times of an idle cluster.
+const ttftMultiple, tbtMultiple = 10, 5
+
+// against4 is the systems of 4 nodes that the report compares.
+var against4 = []system{disaggregated("3P+1D", 3, 1), disaggregated("2P+2D", 2, 2), coupled("vLLM x4", 4, false, 0)}
+
+// datasets of the report's table 2, and what it says 3P+1D carries by vLLM.
+var datasets = []struct {
+	name      string
+	low, high float64
+}{
+	{"arxiv", 1.2, 1.2},
+	{"l-eval", 1.4, 1.4},
+	{"simulated-16k", 1.5, 6.25},
+	{"simulated-32k", 1.5, 6.25},
+	{"simulated-64k", 1.5, 6.25},
+	{"simulated-128k", 1.5, 6.25},
+}
+
+// probe is what a search saw at a rate.
+type probe struct{ rate, ttft, tbt float64 } // P90, by their limits
+
+// carried is what a system carries of a dataset.
+type carried struct {
+	rate   float64
+	result *sim.Result // at that rate
+	probes []probe
+}
+
+func runEndToEnd(ctx context.Context, l *lab, f *Finding) error {
+	found := make([]carried, len(datasets)*len(against4))
+	err := l.each(ctx, len(found), func(ctx context.Context, i int) (err error) {
+		found[i], err = l.carry(ctx, datasets[i/len(against4)].name, &against4[i%len(against4)])
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	better, ttftWorse, tbtLower, measured := 0, 0, 0, 0
+	for k := range datasets {
+		d := &datasets[k]
+		p3, p2, vllm := &found[3*k], &found[3*k+1], &found[3*k+2]
+		for i, sys := range against4 {
+			f.row(d.name+": "+sys.name, PerSecond, found[3*k+i].rate)
+		}
+		if vllm.rate > 0 {
+			f.between(d.name+": 3P+1D by vLLM", Times, p3.rate/vllm.rate, d.low, d.high)
+			f.row(d.name+": 2P+2D by vLLM", Times, p2.rate/vllm.rate)
+		}
+		if p3.rate > vllm.rate {
+			better++
+		}
+		if a, b, ok := sameRate(p3, p2); ok {
+			measured++
+			if b.ttft > a.ttft {
+				ttftWorse++
+			}
+			if b.tbt < a.tbt {
+				tbtLower++
+			}
+		}
+		f.drawProbes(d.name, found[3*k:3*k+3])
+	}
+	f.Setup = fmt.Sprintf("Generated requests with the means and cache ratios of the report's table 2, Poisson arrivals, nothing rejected. "+
+		"Throughput is the largest rate at which P90 of TTFT is under %d times and P90 of TBT under %d times that of an idle cluster. "+
+		"Coupled instances have neither prefix cache nor chunks, as vLLM had then.", ttftMultiple, tbtMultiple)
+	f.check(better == len(datasets), "3P+1D carries more than vLLM on every dataset")
+	f.check(tbtLower*2 > measured, "2P+2D has the lower TBT on most (at about the same rate)")
+	f.check(ttftWorse*2 > measured, "2P+2D has the higher TTFT on most")
+	f.sayEndToEnd(found)
+	f.say("At about the same rate 2P+2D has the higher TTFT on %d of %d datasets and the lower TBT on %d.", ttftWorse, measured, tbtLower)
+	return nil
+}
+
+// carry searches for the largest rate of a dataset that a system carries.
+func (l *lab) carry(ctx context.Context, dataset string, sys *system) (carried, error) {
+	w := workloadOf(dataset)
+	w.Requests, w.Rate = 1000, 1
+	t, err := l.generated(w)
+	if err != nil {
+		return carried{}, err
+	}
+	s := scenario(dataset + ", " + sys.name)
+	s.Trace, s.Overload, s.TTFTSLO, s.TBTSLO, s.TBTLimit = t, "none", 0, 0, sim.P90
+	if s.Model, err = sim.FindModel("llama2-70b"); err != nil {
+		return carried{}, err //nolint:wrapcheck // says all
+	}
+	sys.apply(&s)
+	in, out := means(&s)
+	ttft, tbt := sim.Unloaded(&s, in, out)
+	limitTTFT, limitTBT := ttftMultiple*ttft.Seconds(), tbtMultiple*tbt.Seconds()
+	alone := 1 / ttft.Seconds() // what one node prefills without a cache
+	var c carried
+	c.rate, c.result, err = l.capacity(ctx, &s, alone/50, alone*40, func(r *sim.Result) bool {
+		p := probe{r.Scenario.Speed, r.TTFT.P90 / limitTTFT, r.TBTP90.P90 / limitTBT}
+		c.probes = append(c.probes, p)
+		return p.ttft <= 1 && p.tbt <= 1
+	})
+	slices.SortFunc(c.probes, func(a, b probe) int { return sign(a.rate - b.rate) })
+	return c, err
+}
+
+// means are the mean lengths of a scenario's requests.
+func means(s *sim.Scenario) (in, out int) {
+	for i := range s.Trace {
+		in += s.Trace[i].Input
+		out += s.Trace[i].Output
+	}
+	n := max(1, len(s.Trace))
+	return in / n, out / n
+}
+
+func sign(x float64) int {
+	switch {
+	case x < 0:
+		return -1
+	case x > 0:
+		return 1
+	}
+	return 0
+}
+
+// sameRate is what two systems were seen to do at the highest rate that both carry or nearly so: that at most a tenth apart.
+func sameRate(a, b *carried) (pa, pb probe, ok bool) {
+	for _, x := range a.probes {
+		for _, y := range b.probes {
+			if x.rate <= max(a.rate, b.rate) && near(x.rate, y.rate, 0.1) && x.rate > pa.rate {
+				pa, pb, ok = x, y, true
+			}
+		}
+	}
+	return pa, pb, ok
+}
+
+// drawProbes draws TTFT and TBT by rate.
+func (f *Finding) drawProbes(dataset string, found []carried) {
+	for _, what := range []string{"TTFT", "TBT"} {
+		d := &plot.Lines{
+			Title: "P90 " + what + " by rate, " + dataset, X: plot.Axis{Label: "requests a second"},
+			Y: plot.Axis{Label: "by its limit", Limit: 3}, Rules: []plot.Rule{{Name: "limit", At: 1}},
+		}
+		most := 0.0
+		for i := range found {
+			most = max(most, found[i].rate)
+		}
+		d.X.Limit = 1.5 * most
+		for i, sys := range against4 {
+			s := plot.Series{Name: sys.name, Dots: true}
+			for _, p := range found[i].probes {
+				y := p.ttft
+				if what == "TBT" {
+					y = p.tbt
+				}
+				if p.rate <= 1.5*most {
+					s.X, s.Y = append(s.X, p.rate), append(s.Y, y)
+				}
+			}
+			d.Series = append(d.Series, s)
+		}
+		f.draw(dataset+"-"+what, d.Title, d)
+	}
+}
+
+// sayEndToEnd explains what binds each system.
+func (f *Finding) sayEndToEnd(found []carried) {
+	var ttft, tbt []string
+	for k := range datasets {
+		vllm := &found[3*k+2]
+		i := slices.IndexFunc(vllm.probes, func(p probe) bool { return p.rate > vllm.rate })
+		switch {
+		case i < 0:
+		case vllm.probes[i].tbt > 1:
+			tbt = append(tbt, datasets[k].name)
+		default:
+			ttft = append(ttft, datasets[k].name)
+		}
+	}
+	if len(tbt) > 0 {
+		f.say("vLLM's TBT breaks first on %s: a prompt is computed between two decode steps of all requests of its instance.", list(tbt))
+	}
+	if len(ttft) > 0 {
+		f.say("Its TTFT breaks first on %s.", list(ttft))
+	}
+	for k := range datasets {
+		d, p3, vllm := &datasets[k], &found[3*k], &found[3*k+2]
+		more := p3.rate / vllm.rate
+		switch {
+		case vllm.rate == 0:
+			f.say("%s: vLLM carries none.", capital(d.name))
+		case more > d.high*1.1:
+			f.say("%s: %s of what vLLM carries, above theirs.", capital(d.name), Value(more).text(Times))
+		case more < d.low*0.9:
+			f.say("%s: %s of what vLLM carries, below theirs.", capital(d.name), Value(more).text(Times))
+		}
+	}
+}
