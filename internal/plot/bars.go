@@ -160,7 +160,7 @@ func (c *canvas) box(i, n int, sorted []float64) {
 	for _, w := range [][2]float64{{0.05, 0.25}, {0.75, 0.95}} {
 		c.line(edge, x, at(w[0]), x, at(w[1]))
 	}
-	for _, q := range []float64{0.05, 0.95} {
+	for _, q := range [...]float64{0.05, 0.95} {
 		c.line(edge, x-wide/4, at(q), x+wide/4, at(q))
 	}
 	c.b.WriteString(`<rect class="edge ` + stroke(i) + " " + fill(i) + `" fill-opacity="0.25" x="` + num(x-wide/2) + `" y="` + num(at(0.75)) +
@@ -168,7 +168,7 @@ func (c *canvas) box(i, n int, sorted []float64) {
 	c.line(edge, x-wide/2, at(0.5), x+wide/2, at(0.5))
 	m := mean(sorted)
 	c.b.WriteString(`<circle class="` + fill(i) + `" cx="` + num(x) + `" cy="` + num(c.y.at(m)) + `" r="3.5"/>` + "\n")
-	c.text(x+wide/2+5, c.y.at(m)+4, "text", "start", ` font-size="10"`, "mean "+c.y.value(m))
+	c.text(x, at(0.95)-6, "text", "middle", ` font-size="10"`, "mean "+c.y.value(m))
 }
 
 // quantile of sorted values, of which there is at least one: the least that a share of q is not above.
