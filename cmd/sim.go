@@ -17,7 +17,8 @@ import (
 
 // simCmd is larder sim.
 type simCmd struct {
-	Run simRunCmd `cmd:"" default:"withargs" help:"Simulate one cluster under one workload (the default)."`
+	Run   simRunCmd   `cmd:"" default:"withargs" help:"Simulate one cluster under one workload (the default)."`
+	Paper simPaperCmd `cmd:"" help:"Run the papers' experiments, and write a report with ours beside theirs."`
 }
 
 // simRunCmd is larder sim run. Its defaults are those of sim.Default, which a test compares.

@@ -51,11 +51,13 @@ func runBandwidth(ctx context.Context, l *lab, f *Finding) error {
 		}
 	}
 	d := &plot.Lines{
-		Title: "Mean TTFT by bandwidth", X: plot.Axis{Label: "Gbps a node", Log: true}, Y: plot.Axis{Label: "mean TTFT", Unit: plot.Seconds},
+		Title: "Mean TTFT by bandwidth", X: plot.Axis{Label: "Gbps a node", Log: true}, Y: plot.Axis{Label: "mean " +
+			"TTFT", Unit: plot.Seconds},
 		Series: []plot.Series{pooled, migrated},
 	}
 	f.draw("", d.Title, d)
-	f.Setup = "The generated synthetic workload at 1 request/s on " + cluster(&scenarios[0]) + ": with one pool, whose hits cross the network, " +
+	f.Setup = "The generated synthetic workload at 1 request/s on " + cluster(&scenarios[0]) + ": with one pool, whose hits cross the " +
+		"network, " +
 		"and with caches of nodes. Only the network differs."
 	under := f.check(fast < 2, "from 100 Gbps on the mean TTFT is under 2 s")
 	sharp := f.check(slow > 2*fast, "below 100 Gbps it rises sharply (over twice what it is from there on)")

@@ -52,15 +52,18 @@ func runBlockPopularity(_ context.Context, l *lab, f *Finding) error {
 	f.Setup = "Accesses to each block of " + name + "."
 	f.between("blocks never used again", Share, never, 0.5, 1)
 	f.row("uses of the most popular block", Plain, byUses[0])
-	f.row("blocks used 1,000 times and more", Plain, float64(len(all)-len(slices.DeleteFunc(slices.Clone(all), func(n int) bool { return n >= 1000 }))))
+	f.row("blocks used 1,000 times and "+
+		"more", Plain, float64(len(all)-len(slices.DeleteFunc(slices.Clone(all), func(n int) bool { return n >= 1000 }))))
 	cdf := plot.CDF("blocks", byUses)
 	d := &plot.Lines{
-		Title: "Blocks by how often they are used", X: plot.Axis{Label: "uses", Log: true}, Y: plot.Axis{Label: "blocks", Unit: plot.Share, Max: 1},
+		Title: "Blocks by how often they are " +
+			"used", X: plot.Axis{Label: "uses", Log: true}, Y: plot.Axis{Label: "blocks", Unit: plot.Share, Max: 1},
 		Series: []plot.Series{cdf},
 	}
 	f.draw("cdf", d.Title, d)
 	d = &plot.Lines{
-		Title: "Uses of blocks by rank", X: plot.Axis{Label: "rank", Log: true}, Y: plot.Axis{Label: "uses", Log: true}, Series: []plot.Series{ranked},
+		Title: "Uses of blocks by rank", X: plot.Axis{Label: "rank", Log: true}, Y: plot.Axis{Label: "uses", Log: true},
+		Series: []plot.Series{ranked},
 	}
 	f.draw("rank", d.Title, d)
 	f.check(never > 0.5, "over half of the blocks are never used again")

@@ -14,7 +14,8 @@ var effectiveCapacity = Experiment{
 	Name:   "effective-capacity",
 	Title:  "Effective request capacity against vLLM",
 	Source: "FAST'25, figure 1 and section 5.2",
-	Theirs: "on conversation 59% to 498% more requests within TTFT 30 s and TBT limits of 100, 200 and 300 ms than vLLM, vLLM with prefix caching and " +
+	Theirs: "on conversation 59% to 498% more requests within TTFT 30 s and TBT limits of 100, 200 and 300 ms than vLLM, vLLM with " +
+		"prefix caching and " +
 		"vLLM with chunked prefill; on synthetic 40% more than vLLM at 200 ms.",
 	traced: true,
 	run:    runEffectiveCapacity,
@@ -88,7 +89,9 @@ func (l *lab) effective(ctx context.Context, base *sim.Scenario) (effective, err
 }
 
 // capacity is the largest speed at which something holds of a scenario, between two bounds.
-func (l *lab) capacity(ctx context.Context, base *sim.Scenario, low, high float64, holds func(*sim.Result) bool) (float64, *sim.Result, error) {
+func (l *lab) capacity(ctx context.Context, base *sim.Scenario, low, high float64, holds func(*sim.Result) bool) (float64,
+	*sim.Result, error,
+) {
 	speed, r, err := sim.Capacity(ctx, &sim.Search{
 		Low: low, High: high, Precision: l.precision(), Holds: func(r *sim.Result) bool {
 			l.progress(int(l.runs.Add(1)))
@@ -124,7 +127,8 @@ func runEffectiveCapacity(ctx context.Context, l *lab, f *Finding) error {
 	if err != nil {
 		return err
 	}
-	f.Setup = fmt.Sprintf("Larder on 8 prefill and 8 decode nodes against 16 coupled instances; TTFT limit 30 s. Capacity is the largest multiple of the "+
+	f.Setup = fmt.Sprintf("Larder on 8 prefill and 8 decode nodes against 16 coupled instances; TTFT limit 30 s. Capacity is the "+
+		"largest multiple of the "+
 		"workload's own speed at which %s of the requests are within both limits; beside it the share that is at its own speed. %s.",
 		percent(enough), capital(l.describe(loads)))
 	for w := range loads {
@@ -192,7 +196,9 @@ func (f *Finding) sayEffective(at func(w, limit, sys int) *effective) {
 		}
 		f.say("%s: Larder carries more than vLLM in %d of %d comparisons.", capital(name), wins, of)
 	}
-	f.say("In vLLM a whole prompt is computed between two decode steps of all requests of its instance, and a chunk of %d tokens beside one: "+
-		"these gaps are among the longest tenth, whose mean is compared with the limit. At which share of requests a load counts as carried the "+
+	f.say("In vLLM a whole prompt is computed between two decode steps of all requests of its instance, and a chunk of %d tokens "+
+		"beside one: "+
+		"these gaps are among the longest tenth, whose mean is compared with the limit. At which share of requests a load counts as "+
+		"carried the "+
 		"paper does not tell: here it is nine tenths.", vllmChunk)
 }

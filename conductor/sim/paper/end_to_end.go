@@ -13,7 +13,8 @@ var endToEnd = Experiment{
 	Name:   "end-to-end",
 	Title:  "3P+1D and 2P+2D against 4 vLLM instances",
 	Source: "arXiv report, figures 11 and 12, LLaMA2-70B",
-	Theirs: "3P+1D carries 20% more than vLLM on ArXiv summarisation, 40% more on L-Eval, and 50% to 525% more on simulated long contexts; " +
+	Theirs: "3P+1D carries 20% more than vLLM on ArXiv summarisation, 40% more on L-Eval, and 50% to 525% more on simulated long " +
+		"contexts; " +
 		"2P+2D has a lower TBT and a higher TTFT than 3P+1D.",
 	run: runEndToEnd,
 }
@@ -81,7 +82,8 @@ func runEndToEnd(ctx context.Context, l *lab, f *Finding) error {
 		}
 		f.drawProbes(d.name, found[3*k:3*k+3])
 	}
-	f.Setup = fmt.Sprintf("Generated requests with the means and cache ratios of the report's table 2, Poisson arrivals, nothing rejected. "+
+	f.Setup = fmt.Sprintf("Generated requests with the means and cache ratios of the report's table 2, Poisson arrivals, nothing "+
+		"rejected. "+
 		"Throughput is the largest rate at which P90 of TTFT is under %d times and P90 of TBT under %d times that of an idle cluster. "+
 		"Coupled instances have neither prefix cache nor chunks, as vLLM had then.", ttftMultiple, tbtMultiple)
 	f.check(better == len(datasets), "3P+1D carries more than vLLM on every dataset")

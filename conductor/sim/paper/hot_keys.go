@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"larder/conductor/sim"
 	"larder/internal/plot"
 )
 
@@ -16,48 +17,58 @@ var hotKeys = Experiment{
 }
 
 func runHotKeys(ctx context.Context, l *lab, f *Finding) error {
-	t, name, err := l.anyTrace()
+	loads, err := l.loads("conversation", "system-prompts")
 	if err != nil {
 		return err
 	}
-	s := scenario("hot keys")
-	s.Trace, s.Overload, s.TTFTSLO, s.TBTSLO = t, "none", 0, 0
-	local := s
-	local.Policy = "cache-aware"
-	results, err := l.run(ctx, s, local)
+	var scenarios []sim.Scenario
+	for _, w := range loads {
+		for _, policy := range []string{"kvcache-centric", "cache-aware"} {
+			s := scenario(w.name + ", " + policy)
+			s.Trace, s.Policy, s.Overload, s.TTFTSLO, s.TBTSLO = w.trace, policy, "none", 0, 0
+			scenarios = append(scenarios, s)
+		}
+	}
+	results, err := l.run(ctx, scenarios...)
 	if err != nil {
 		return err
 	}
+	nodes := scenarios[0].Prefill
+	f.Setup = fmt.Sprintf("Replay at the workloads' own speed on %s; where the 100 keys that were used most lie when it ends. %s: "+
+		"conversations below "+
+		"many system prompts, a few of which are used by most.", cluster(&scenarios[0]), capital(l.describe(loads)))
 	d := &plot.Lines{
 		Title: "Replicas of the 100 keys used most", X: plot.Axis{Label: "rank by uses"},
-		Y: plot.Axis{Label: "prefill instances that hold it", Max: float64(s.Prefill)},
+		Y: plot.Axis{Label: "prefill instances that hold it", Max: float64(nodes)},
 	}
-	means := make([]float64, len(results))
-	for i, r := range results {
-		line := plot.Series{Name: r.Scenario.Policy, Step: true}
-		for k, h := range r.HotKeys {
-			line.X, line.Y = append(line.X, float64(k+1)), append(line.Y, float64(h.Replicas))
+	for i, w := range loads {
+		central, local := replicas(results[2*i], w.name+", KVCache-centric"), replicas(results[2*i+1], w.name+", cache-aware")
+		d.Series = append(d.Series, central, local)
+		f.between(central.Name, Plain, mean(central.Y), float64(nodes)-2, float64(nodes))
+		f.row(local.Name, Plain, mean(local.Y))
+		f.row(w.name+": replications of hot prefixes", Plain, float64(results[2*i].Replications))
+		f.check(mean(central.Y) >= float64(nodes)-2, "%s: on almost every prefill instance (%d of %d or more in the "+
+			"mean)", w.name, nodes-2, nodes)
+		f.check(mean(central.Y) > mean(local.Y), "%s: migration makes more replicas than choosing by local caches does", w.name)
+		if hot := results[2*i].HotKeys; len(hot) > 0 {
+			first, last := hot[0], hot[len(hot)-1]
+			f.say("%s: the most used key is used %s times and has %d replicas, the hundredth %s times and %d.", capital(w.name),
+				grouped(first.Uses), first.Replicas, grouped(last.Uses), last.Replicas)
+			if mean(central.Y) < float64(nodes)-2 && last.Uses < 100 {
+				f.say("Keys that are used so rarely are those of a few conversations, which need no more replicas than the nodes that " +
+					"compute them.")
+			}
 		}
-		means[i] = mean(line.Y)
-		d.Series = append(d.Series, line)
 	}
 	f.draw("", d.Title, d)
-	f.Setup = fmt.Sprintf("Replay of %s at its own speed on %s; where the keys lie when it ends.", name, cluster(&s))
-	f.between("replicas of the top 100 keys, KVCache-centric", Plain, means[0], float64(s.Prefill)-2, float64(s.Prefill))
-	f.row("the same, local cache-aware", Plain, means[1])
-	f.row("replications of hot prefixes", Plain, float64(results[0].Replications))
-	f.check(means[0] >= float64(s.Prefill)-2, "on almost every prefill instance (%d of %d or more in the mean)", s.Prefill-2, s.Prefill)
-	f.check(means[0] > means[1], "migration makes more replicas than choosing by local caches does")
-	hot := results[0].HotKeys
-	if len(hot) == 0 {
-		f.say("No key was used.")
-		return nil
-	}
-	f.say("The most used key is used %s times, the hundredth %s times; the former has %d replicas and the latter %d.",
-		grouped(hot[0].Uses), grouped(hot[len(hot)-1].Uses), hot[0].Replicas, hot[len(hot)-1].Replicas)
-	if means[0] < float64(s.Prefill)-2 {
-		f.say("Keys that few conversations share need no more replicas than there are nodes that compute these; " +
-			"of this trace only the first keys are shared by all: see the popularity of blocks. The paper counts keys of longer operation.")
-	}
 	return nil
+}
+
+// replicas is how many instances hold each of the keys used most, at the end of a run.
+func replicas(r *sim.Result, name string) plot.Series {
+	s := plot.Series{Name: name, Step: true}
+	for k, h := range r.HotKeys {
+		s.X, s.Y = append(s.X, float64(k+1)), append(s.Y, float64(h.Replicas))
+	}
+	return s
 }

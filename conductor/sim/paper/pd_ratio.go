@@ -35,7 +35,8 @@ func runPDRatio(ctx context.Context, l *lab, f *Finding) error {
 	base = append(base, dynamic)
 	speeds, results := make([]float64, len(base)), make([]*sim.Result, len(base))
 	err = l.each(ctx, len(base), func(ctx context.Context, i int) (err error) {
-		speeds[i], results[i], err = l.capacity(ctx, &base[i], slowest, 4*fastest, func(r *sim.Result) bool { return r.Attainment >= enough })
+		speeds[i], results[i], err = l.capacity(ctx, &base[i], slowest, 4*fastest,
+			func(r *sim.Result) bool { return r.Attainment >= enough })
 		return err
 	})
 	if err != nil {
@@ -54,12 +55,15 @@ func runPDRatio(ctx context.Context, l *lab, f *Finding) error {
 	}
 	f.draw("", d.Title, d)
 	best := splits[greatest(speeds[:len(splits)])]
-	f.Setup = fmt.Sprintf("Largest rate of the generated synthetic workload of which %s of the requests are within TTFT 10 s and TBT 100 ms.", percent(enough))
+	f.Setup = fmt.Sprintf("Largest rate of the generated synthetic workload of which %s of the requests are within TTFT 10 s and TBT "+
+		"100 ms.", percent(enough))
 	near1 := f.check(best >= 7 && best <= 9, "best near 1:1 (7 to 9 of 16 for prefill)")
 	f.say("Best is %d prefill to %d decode nodes.", best, nodes-best)
 	if !near1 {
-		f.say("A request of the synthetic workload takes %s of a prefill node in the mean here and %d tokens of output: the calibrated speeds of prefill "+
-			"and of decode steps, of which the paper gives none, set where the balance lies.", Value(secondsOf(results[greatest(speeds)])).text(Seconds), 149)
+		f.say("A request of the synthetic workload takes %s of a prefill node in the mean here and %d tokens of output: the "+
+			"calibrated speeds of prefill "+
+			"and of decode steps, of which the paper gives none, set where the balance "+
+			"lies.", Value(secondsOf(results[greatest(speeds)])).text(Seconds), 149)
 	}
 	return nil
 }

@@ -13,8 +13,9 @@ var policyGrid = Experiment{
 	Name:   "policy-grid",
 	Title:  "Hit ratio by eviction policy and capacity",
 	Source: "arXiv report, table 1; the exact ratios of the conversation trace were computed independently",
-	Theirs: "on the report's own trace LRU hits from 30% (1,000 blocks) to 51% (unbounded), and is a little better than LFU and length-aware.",
-	run:    runPolicyGrid,
+	Theirs: "on the report's own trace LRU hits from 30% (1,000 blocks) to 51% (unbounded), and is a little better than LFU and " +
+		"length-aware.",
+	run: runPolicyGrid,
 }
 
 // ownPolicy is the eviction policy that is Larder's own.

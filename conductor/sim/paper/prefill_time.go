@@ -11,7 +11,8 @@ var prefillTime = Experiment{
 	Name:   "prefill-time",
 	Title:  "Mean prefill GPU time against vLLM",
 	Source: "FAST'25, section 5.2",
-	Theirs: "36% less than vLLM on conversation and 64% less on synthetic; vLLM with prefix caching takes 1.43 and 2.59 times as long as theirs.",
+	Theirs: "36% less than vLLM on conversation and 64% less on synthetic; vLLM with prefix caching takes 1.43 and 2.59 times as long " +
+		"as theirs.",
 	traced: true,
 	run:    runPrefillTime,
 }
@@ -55,11 +56,13 @@ func runPrefillTime(ctx context.Context, l *lab, f *Finding) error {
 		f.row(loads[w].name+": prefix of prompts reused, vLLM with prefix caching", Share, prefix.PrefixRatio)
 	}
 	f.draw("", d.Title, d)
-	f.Setup = "At the workloads' own speed, 8 prefill and 8 decode nodes against 16 coupled instances, nothing rejected. " + capital(l.describe(loads)) + "."
+	f.Setup = "At the workloads' own speed, 8 prefill and 8 decode nodes against 16 coupled instances, nothing rejected. " +
+		"" + capital(l.describe(loads)) + "."
 	f.check(saved[0] > 0 && saved[1] > 0, "less than vLLM on both")
 	f.check(saved[1] > saved[0], "more is saved on synthetic than on conversation")
 	f.check(cached[0] > 1 && cached[1] > 1, "vLLM with prefix caching takes longer than ours on both")
-	f.say("Ours reuses %s and %s of the prompts; what it saves differs from that since what is left is the dearer part, which attends to all before it."+
+	f.say("Ours reuses %s and %s of the prompts; what it saves differs from that since what is left is the dearer part, which attends "+
+		"to all before it."+
 		" vLLM's own cache is what its KV memory leaves on each of 16 instances that do not know of each other, and reuses %s and %s.",
 		percent(results[0].PrefixRatio), percent(results[3].PrefixRatio), percent(results[2].PrefixRatio), percent(results[5].PrefixRatio))
 	return nil

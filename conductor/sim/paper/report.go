@@ -104,7 +104,8 @@ func (r *Report) Write(dir string) error {
 func (r *Report) Markdown() string {
 	var b strings.Builder
 	b.WriteString("# The papers' experiments on Larder's simulator\n\n")
-	b.WriteString("Ours beside what the arXiv report (2407.00079) and FAST'25 measured. The scheduler, the prefix index and the eviction\n" +
+	b.WriteString("Ours beside what the arXiv report (2407.00079) and FAST'25 measured. The scheduler, the prefix index and the " +
+		"eviction\n" +
 		"policies are the real ones; engines and networks are worked out from the cost model of FAST'25.\n\n")
 	if r.Quick {
 		b.WriteString("**Quick: a fraction of the requests and of the points. The code is the same; the figures are not to be used.**\n\n")
@@ -127,7 +128,8 @@ func (r *Report) Markdown() string {
 func (r *Report) writeCalibration(b *strings.Builder) {
 	b.WriteString("## Calibration\n\nOne for all experiments.\n\n")
 	var t Table
-	t.Headings = []string{"node", "FLOPS", "memory bandwidth", "host to device", "network", "MFU", "of bandwidth: weights", "KV", "links", "step"}
+	t.Headings = []string{"node", "FLOPS", "memory bandwidth", "host to device", "network", "MFU", "of bandwidth: " +
+		"weights", "KV", "links", "step"}
 	for _, h := range r.Calibration.Hardware {
 		t.Rows = append(t.Rows, []string{
 			h.Name, digits(h.FLOPS/1e12) + " T", digits(h.HBMBandwidth/1e12) + " TB/s", digits(h.HostToDevice/1e9) + " GB/s",
@@ -151,7 +153,8 @@ func (r *Report) writeCalibration(b *strings.Builder) {
 			what = "the published conversation trace"
 		}
 		fmt.Fprintf(b, "Trace: %s, %s: %s requests, %s tokens in and %s out in the mean, %s blocks, %s of them distinct.\n\n",
-			f.Name, what, grouped(f.Requests), grouped(int(f.MeanInput)), grouped(int(f.MeanOutput)), grouped(f.Accesses), grouped(f.Distinct))
+			f.Name, what, grouped(f.Requests), grouped(int(f.MeanInput)), grouped(int(f.MeanOutput)), grouped(f.Accesses),
+			grouped(f.Distinct))
 	}
 }
 

@@ -31,7 +31,8 @@ func runReuseBound(_ context.Context, _ *lab, f *Finding) error {
 	f.Setup = "The inequality of the paper with the presets of LLaMA3-70B and of both nodes, at all of their FLOPS as the paper has it " +
 		"and at the MFU of the calibration."
 	drawing := &plot.Lines{
-		Title: "Bandwidth above which loading a prefix beats computing it", X: plot.Axis{Label: "prefix, tokens", Unit: plot.Tokens, Log: true},
+		Title: "Bandwidth above which loading a prefix beats computing it", X: plot.Axis{Label: "prefix, " +
+			"tokens", Unit: plot.Tokens, Log: true},
 		Y: plot.Axis{Label: "GB/s"}, Rules: []plot.Rule{{Name: "network, 800 Gbps", At: 100}},
 	}
 	theirs := map[string]float64{"a800": 6, "h800": 19}

@@ -13,8 +13,9 @@ var storeLatency = Experiment{
 	Name:   "store-latency",
 	Title:  "Latency of storing KV caches by length",
 	Source: "arXiv report, figure 7",
-	Theirs: "serial storing adds latency in proportion to the length, most at 128k tokens; layer by layer beside the computation it adds little.",
-	run:    runStoreLatency,
+	Theirs: "serial storing adds latency in proportion to the length, most at 128k tokens; layer by layer beside the computation it " +
+		"adds little.",
+	run: runStoreLatency,
 }
 
 // freeLink is a host-to-device bandwidth at which storing takes no time.
@@ -58,7 +59,8 @@ func runStoreLatency(ctx context.Context, l *lab, f *Finding) error {
 		Y: plot.Axis{Label: "added", Unit: plot.Seconds}, Series: []plot.Series{serial, layered},
 	}
 	f.draw("", d.Title, d)
-	f.Setup = "One request on an idle prefill instance of one node, chunks of " + grouped(scenarios[0].PrefillChunk) + " tokens; what its TTFT is above that of the same " +
+	f.Setup = "One request on an idle prefill instance of one node, chunks of " + grouped(scenarios[0].PrefillChunk) + " tokens; what " +
+		"its TTFT is above that of the same " +
 		"request where storing takes no time. The figure in the report has no axis values that survived, so its shape is compared."
 	f.check(proportional, "serial latency grows in proportion to the length")
 	f.check(little, "layer-wise latency is under a tenth of it")
