@@ -2,6 +2,7 @@ package paper
 
 import (
 	"context"
+	"time"
 
 	"larder/conductor/sim"
 	"larder/internal/plot"
@@ -23,15 +24,14 @@ var modes = []string{"none", "early", "predictive"}
 // swing says how the loads of a run move.
 type swing struct {
 	correlation       float64 // of prefill and decode load; near -1: in anti-phase
-	prefill, decode   float64 // standard deviations around their moving means
+	prefill, decode   float64 // standard deviations
 	prefills, decodes plot.Series
 }
 
 // Windows of the analysis of load, in seconds of the replayed time.
 const (
-	smoothed = 30.0  // a single request is no swing
-	trend    = 600.0 // what changes more slowly is the trace's, not the scheduler's
-	settled  = 0.05  // share of a run at its beginning that does not count: the cluster fills up
+	smoothed = 10.0 // a single request is no swing
+	settled  = 0.05 // share of a run at its beginning that does not count: the cluster fills up
 )
 
 // swingOf measures a run up to its last arrival.
@@ -49,7 +49,6 @@ func swingOf(r *sim.Result) swing {
 	every := r.Scenario.Sample.Seconds()
 	p, d = movingMean(p, int(smoothed/every)), movingMean(d, int(smoothed/every))
 	w := swing{prefills: plot.Series{Name: "prefill", X: at, Y: p}, decodes: plot.Series{Name: "decode", X: at, Y: d}}
-	p, d = minus(p, movingMean(p, int(trend/every))), minus(d, movingMean(d, int(trend/every)))
 	w.correlation, w.prefill, w.decode = correlation(p, d), deviation(p), deviation(d)
 	return w
 }
@@ -66,7 +65,7 @@ func runOverload(ctx context.Context, l *lab, f *Finding) error {
 	for _, w := range loads {
 		for _, mode := range modes {
 			s := scenario(w.name + " " + mode)
-			s.Trace, s.Speed, s.Overload = w.trace, 2, mode
+			s.Trace, s.Speed, s.Overload, s.Sample = w.trace, 2, mode, 2*time.Second
 			scenarios = append(scenarios, s)
 		}
 	}
@@ -77,7 +76,7 @@ func runOverload(ctx context.Context, l *lab, f *Finding) error {
 	f.Setup = "Replay at twice the speed on " + cluster(&scenarios[0]) + ", TTFT limit " + scenarios[0].TTFTSLO.String() + ", TBT limit " +
 		scenarios[0].TBTSLO.String() + ", t_d " + scenarios[0].DecodeTime.String() + "; " + l.describe(loads) + ". Load is the " +
 		"predicted time by its " +
-		"limit, the mean of the instances; it swings around its mean of ten minutes."
+		"limit, the mean of the instances; its swing is its standard deviation."
 	for i, w := range loads {
 		f.overloaded(w, results[i*len(modes):(i+1)*len(modes)])
 	}

@@ -23,15 +23,6 @@ func mean(values []float64) float64 {
 	return sum / float64(max(1, len(values)))
 }
 
-// minus is the differences of two lists of the same length.
-func minus(a, b []float64) []float64 {
-	out := make([]float64, len(a))
-	for i := range a {
-		out[i] = a[i] - b[i]
-	}
-	return out
-}
-
 // deviation is the standard deviation.
 func deviation(values []float64) float64 {
 	m, sum := mean(values), 0.0
