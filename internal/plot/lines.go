@@ -103,7 +103,7 @@ func (l *Lines) bounds() (xLow, xHigh, yLow, yHigh float64) {
 // series draws one of them, and reports whether there was anything to draw.
 func (c *canvas) series(i int, l *Lines) bool {
 	s := &l.Series[i]
-	xs, ys := thin(s.X, s.Y)
+	xs, ys := thin(s.X, s.Y, l.X.Log)
 	var path, dots strings.Builder
 	open, last := false, ""
 	for j := range xs {
@@ -143,16 +143,23 @@ func (c *canvas) series(i int, l *Lines) bool {
 	return true
 }
 
-// thin leaves at most maxPoints of a series, in order.
-func thin(x, y []float64) (xs, ys []float64) {
+// thin leaves at most maxPoints of a series, in order. The stretches are as wide as they are drawn, if points are evenly
+// spread: on a logarithmic axis the first are the shortest.
+func thin(x, y []float64, logarithmic bool) (xs, ys []float64) {
 	n := min(len(x), len(y))
 	if n <= maxPoints {
 		return x[:n], y[:n]
 	}
 	const kept = 4 // of each stretch
 	stretches := maxPoints / kept
-	for k := range stretches {
-		from, to := k*n/stretches, (k+1)*n/stretches
+	for k, from := 0, 0; k < stretches && from < n; k++ {
+		to := (k + 1) * n / stretches
+		if logarithmic {
+			to = max(from+1, int(math.Pow(float64(n), float64(k+1)/float64(stretches))))
+		}
+		if to = min(to, n); k == stretches-1 {
+			to = n
+		}
 		least, most := from, from
 		for j := from; j < to; j++ {
 			if y[j] < y[least] {
@@ -169,6 +176,7 @@ func thin(x, y []float64) (xs, ys []float64) {
 			}
 			last = j
 		}
+		from = to
 	}
 	return xs, ys
 }

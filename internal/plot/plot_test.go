@@ -53,6 +53,10 @@ func figures() map[string]figure {
 				{Name: "layer-wise", X: []float64{1024, 8192, 131072}, Y: []float64{0, 0.0002, 0.003}, Dots: true},
 			},
 		},
+		"rank": &plot.Lines{
+			Title: "Uses by rank", X: plot.Axis{Label: "rank", Log: true}, Y: plot.Axis{Label: "uses", Log: true},
+			Series: []plot.Series{{Name: "uses", X: wave.X[1:], Y: inverse(wave.X[1:])}},
+		},
 		"cdf": &plot.Lines{
 			Title: "TTFT", X: plot.Axis{Label: "TTFT", Unit: plot.Seconds, Limit: 5},
 			Y:      plot.Axis{Label: "requests", Unit: plot.Share, Max: 1},
@@ -77,6 +81,15 @@ func figures() map[string]figure {
 		"nothing_bars":  &plot.Bars{Title: "Nothing", Y: plot.Axis{Log: true}, Groups: []string{"a"}},
 		"nothing_boxes": &plot.Boxes{Title: "Nothing"},
 	}
+}
+
+// inverse is a hundred thousand by each value.
+func inverse(values []float64) []float64 {
+	all := make([]float64, len(values))
+	for i, v := range values {
+		all[i] = 1e5 / v
+	}
+	return all
 }
 
 // TestGolden: a figure is the same bytes for the same data, everywhere.
