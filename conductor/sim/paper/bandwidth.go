@@ -57,8 +57,7 @@ func runBandwidth(ctx context.Context, l *lab, f *Finding) error {
 	}
 	f.draw("", d.Title, d)
 	f.Setup = "The generated synthetic workload at 1 request/s on " + cluster(&scenarios[0]) + ": with one pool, whose hits cross the " +
-		"network, " +
-		"and with caches of nodes. Only the network differs."
+		"network, and with caches of nodes. Only the network differs."
 	under := f.check(fast < 2, "from 100 Gbps on the mean TTFT is under 2 s")
 	sharp := f.check(slow > 2*fast, "below 100 Gbps it rises sharply (over twice what it is from there on)")
 	f.say("From 100 Gbps on the mean TTFT is %s at most, below up to %s.", Value(fast).text(Seconds), Value(slow).text(Seconds))

@@ -75,8 +75,7 @@ func runCacheCapacity(ctx context.Context, l *lab, f *Finding) error {
 	f.say("3M tokens give less than half of the possible hits in %d of %d workloads, 50M over 90%% in %d.", under, len(loads), nearly)
 	if l.hasGenerated(loads) {
 		f.say("Generated workloads have the papers' lengths and hit ratios; how long blocks wait for their next use, on which this " +
-			"depends, " +
-			"the papers do not give for them: requests of a session lie about a minute apart.")
+			"depends, the papers do not give for them: requests of a session lie about a minute apart.")
 	}
 	return nil
 }

@@ -12,8 +12,8 @@ var globalPool = Experiment{
 	Name:   "global-pool",
 	Title:  "A global pool against local caches",
 	Source: "FAST'25, section 5.3",
-	Theirs: "with 10 prefill nodes of 3M tokens each, up to 2.36 times the hits of local caches, and down to 0.52 times the prefill " +
-		"GPU time.",
+	Theirs: "with 10 prefill nodes of 3M tokens each, up to 2.36 times the hits of local caches, and down to 0.52 times the prefill GPU " +
+		"time.",
 	run: runGlobalPool,
 }
 
@@ -62,14 +62,12 @@ func runGlobalPool(ctx context.Context, l *lab, f *Finding) error {
 	}
 	f.draw("", d.Title, d)
 	f.Setup = "10 prefill and 6 decode nodes, 3M tokens of cache each, LRU as theirs: as local caches behind a balancer of load, as " +
-		"local caches behind " +
-		"a scheduler that knows them, and as one pool. " + capital(l.describe(loads)) + "."
+		"local caches behind a scheduler that knows them, and as one pool. " + capital(l.describe(loads)) + "."
 	f.check(least[0] < 1 && least[1] < 1 && most[1] > 1, "a pool hits more and takes less GPU time than local caches of either kind")
 	f.check(most[1] <= theirHits && theirHits <= most[0], "2.36 times the hits lies between the two kinds of local caches")
 	f.check(least[0] <= theirTime && theirTime <= least[1], "and so does 0.52 times the GPU time")
 	f.say("A pool hits up to %.2f times as much as local caches behind a balancer of load and %.2f times as much as those whose "+
-		"scheduler knows them, and "+
-		"takes down to %.2f and %.2f of their prefill time. How requests came to the local caches of theirs is not "+
-		"described.", most[0], most[1], least[0], least[1])
+		"scheduler knows them, and takes down to %.2f and %.2f of their prefill time. How requests came to the local caches of theirs "+
+		"is not described.", most[0], most[1], least[0], least[1])
 	return nil
 }

@@ -13,8 +13,7 @@ var overload = Experiment{
 	Title:  "Rejections at twice the speed",
 	Source: "arXiv report, table 3 and figures 9 and 10",
 	Theirs: "of 23,608 requests 4,183 are rejected without early rejection, 3,771 with it and 3,589 with prediction; early rejection " +
-		"makes the " +
-		"loads of prefill and decode swing against each other, prediction flattens that.",
+		"makes the loads of prefill and decode swing against each other, prediction flattens that.",
 	run: runOverload,
 }
 
@@ -75,8 +74,7 @@ func runOverload(ctx context.Context, l *lab, f *Finding) error {
 	}
 	f.Setup = "Replay at twice the speed on " + cluster(&scenarios[0]) + ", TTFT limit " + scenarios[0].TTFTSLO.String() + ", TBT limit " +
 		scenarios[0].TBTSLO.String() + ", t_d " + scenarios[0].DecodeTime.String() + "; " + l.describe(loads) + ". Load is the " +
-		"predicted time by its " +
-		"limit, the mean of the instances; its swing is its standard deviation."
+		"predicted time by its limit, the mean of the instances; its swing is its standard deviation."
 	for i, w := range loads {
 		f.overloaded(w, results[i*len(modes):(i+1)*len(modes)])
 	}
@@ -114,13 +112,13 @@ func (f *Finding) overloaded(w load, results []*sim.Result) {
 	falls := f.check(falling(rejected...), "%s: rejections fall from none to early to predictive", w.name)
 	anti := f.check(early.correlation < -0.2, "%s: under early the loads swing in anti-phase (correlation below -0.2)", w.name)
 	flat := f.check(predicted.prefill < early.prefill && predicted.decode < early.decode, "%s: prediction flattens both loads", w.name)
-	f.say("%s: rejections %s from none to early to predictive (%s, %s, "+
-		"%s);", capital(w.name), map[bool]string{true: "fall", false: "do not fall"}[falls],
+	f.say("%s: rejections %s from none to early to predictive (%s, %s, %s);", capital(w.name), map[bool]string{true: "fall", false: "do " +
+		"not fall"}[falls],
 		grouped(int(rejected[0])), grouped(int(rejected[1])), grouped(int(rejected[2])))
 	f.say("early rejection saves %s of the prefill that is wasted without "+
 		"it.", percent(1-results[1].WastedSeconds/max(1e-9, results[0].WastedSeconds)))
-	f.say("Under early the correlation of the loads is %.2f and they swing by %.2f (prefill) and %.2f (decode), under predictive "+
-		"%.2f, %.2f and %.2f:",
+	f.say("Under early the correlation of the loads is %.2f and they swing by %.2f (prefill) and %.2f (decode), under predictive %.2f, "+
+		"%.2f and %.2f:",
 		early.correlation, early.prefill, early.decode, predicted.correlation, predicted.prefill, predicted.decode)
 	switch {
 	case anti && flat:

@@ -57,20 +57,14 @@ func runPDRatio(ctx context.Context, l *lab, f *Finding) error {
 	best := splits[greatest(speeds[:len(splits)])]
 	f.Setup = fmt.Sprintf("Largest rate of the generated synthetic workload of which %s of the requests are within TTFT 10 s and TBT "+
 		"100 ms.", percent(enough))
-	near1 := f.check(best >= 7 && best <= 9, "best near 1:1 (7 to 9 of 16 for prefill)")
-	f.say("Best is %d prefill to %d decode nodes.", best, nodes-best)
-	if !near1 {
-		f.say("A request of the synthetic workload takes %s of a prefill node in the mean here and %d tokens of output: the "+
-			"calibrated speeds of prefill "+
-			"and of decode steps, of which the paper gives none, set where the balance "+
-			"lies.", Value(secondsOf(results[greatest(speeds)])).text(Seconds), 149)
+	middle := f.check(best >= 7 && best <= 9, "best near 1:1 (7 to 9 of 16 for prefill)")
+	f.say("Best is %d prefill to %d decode nodes; dynamic roles, from %s on, carry %s against %s of that split when it is "+
+		"fixed.", best, nodes-best,
+		base[len(splits)/2].Name, Value(speeds[len(splits)]).text(PerSecond), Value(speeds[len(splits)/2]).text(PerSecond))
+	if r := results[greatest(speeds[:len(splits)])]; !middle && r != nil {
+		f.say("A request takes %s of a prefill node in the mean, and a decode node holds what keeps its steps below the limit: where "+
+			"the balance lies is set by the calibrated speeds of both, of which the paper gives "+
+			"none.", Value(r.PrefillSeconds).text(Seconds))
 	}
 	return nil
-}
-
-func secondsOf(r *sim.Result) float64 {
-	if r == nil {
-		return 0
-	}
-	return r.PrefillSeconds
 }

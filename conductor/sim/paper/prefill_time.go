@@ -62,8 +62,8 @@ func runPrefillTime(ctx context.Context, l *lab, f *Finding) error {
 	f.check(saved[1] > saved[0], "more is saved on synthetic than on conversation")
 	f.check(cached[0] > 1 && cached[1] > 1, "vLLM with prefix caching takes longer than ours on both")
 	f.say("Ours reuses %s and %s of the prompts; what it saves differs from that since what is left is the dearer part, which attends "+
-		"to all before it."+
-		" vLLM's own cache is what its KV memory leaves on each of 16 instances that do not know of each other, and reuses %s and %s.",
+		"to all before it. vLLM's own cache is what its KV memory leaves on each of 16 instances that do not know of each other, and "+
+		"reuses %s and %s.",
 		percent(results[0].PrefixRatio), percent(results[3].PrefixRatio), percent(results[2].PrefixRatio), percent(results[5].PrefixRatio))
 	return nil
 }

@@ -12,8 +12,7 @@ var realWorkload = Experiment{
 	Title:  "10P+10D against 20 vLLM instances on the real workload",
 	Source: "arXiv report, figure 13",
 	Theirs: "TTFT is nearly the same and within 30 s for almost all; TBT is within 0.1 s for about 100% of requests against 57% of " +
-		"vLLM's; " +
-		"75% more requests within both limits.",
+		"vLLM's; 75% more requests within both limits.",
 	run: runRealWorkload,
 }
 
@@ -70,8 +69,7 @@ func runRealWorkload(ctx context.Context, l *lab, f *Finding) error {
 	f.row("10P+10D: speed carried", Times, speeds[0])
 	f.row("vLLM: speed carried", Times, speeds[1])
 	f.Setup = "The generated workload of the report's real data (" + grouped(len(loads[0].trace)) + " requests in an hour) at its own " +
-		"speed; " +
-		"TTFT limit 30 s, TBT limit 0.1 s. Carried is the speed at which " + percent(enough) + " are within both limits."
+		"speed; TTFT limit 30 s, TBT limit 0.1 s. Carried is the speed at which " + percent(enough) + " are within both limits."
 	f.check(ours.TTFTMet > 0.95 && vllm.TTFTMet > 0.95, "almost all are within the TTFT limit, of both")
 	f.check(ours.TBTMet > 0.95, "almost all of 10P+10D's are within the TBT limit")
 	f.check(vllm.TBTMet < 0.9, "far fewer of vLLM's are")
@@ -80,8 +78,8 @@ func runRealWorkload(ctx context.Context, l *lab, f *Finding) error {
 	switch {
 	case vllm.TBTMet < 0.5:
 		f.say("vLLM does worse than theirs: here every prompt is computed whole between two decode steps, at the calibrated speed for "+
-			"%s in the mean, "+
-			"and the mean of the longest tenth of a request's gaps is compared with the limit.", Value(vllm.PrefillSeconds).text(Seconds))
+			"%s in the mean, and the mean of the longest tenth of a request's gaps is compared with the "+
+			"limit.", Value(vllm.PrefillSeconds).text(Seconds))
 	case vllm.TBTMet > 0.65:
 		f.say("vLLM does better than theirs.")
 	default:

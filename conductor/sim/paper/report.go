@@ -105,8 +105,7 @@ func (r *Report) Markdown() string {
 	var b strings.Builder
 	b.WriteString("# The papers' experiments on Larder's simulator\n\n")
 	b.WriteString("Ours beside what the arXiv report (2407.00079) and FAST'25 measured. The scheduler, the prefix index and the " +
-		"eviction\n" +
-		"policies are the real ones; engines and networks are worked out from the cost model of FAST'25.\n\n")
+		"eviction\npolicies are the real ones; engines and networks are worked out from the cost model of FAST'25.\n\n")
 	if r.Quick {
 		b.WriteString("**Quick: a fraction of the requests and of the points. The code is the same; the figures are not to be used.**\n\n")
 	}

@@ -60,8 +60,8 @@ func runStoreLatency(ctx context.Context, l *lab, f *Finding) error {
 	}
 	f.draw("", d.Title, d)
 	f.Setup = "One request on an idle prefill instance of one node, chunks of " + grouped(scenarios[0].PrefillChunk) + " tokens; what " +
-		"its TTFT is above that of the same " +
-		"request where storing takes no time. The figure in the report has no axis values that survived, so its shape is compared."
+		"its TTFT is above that of the same request where storing takes no time. The figure in the report has no axis values that " +
+		"survived, so its shape is compared."
 	f.check(proportional, "serial latency grows in proportion to the length")
 	f.check(little, "layer-wise latency is under a tenth of it")
 	last := len(lengths) - 1
