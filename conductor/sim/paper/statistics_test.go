@@ -43,7 +43,8 @@ func TestSwing(t *testing.T) {
 	require.Less(t, anti.correlation, -0.95)
 	require.Greater(t, same.correlation, 0.95)
 	small := swingOf(run(math.Pi, 0.1))
-	require.InEpsilon(t, anti.prefill/5, small.prefill, 0.1)
-	require.InEpsilon(t, 0.5/math.Sqrt2, anti.decode, 0.05, "a sine's deviation")
+	require.InEpsilon(t, anti.swingP/5, small.swingP, 0.1)
+	require.InEpsilon(t, 1, anti.prefill, 0.05)
+	require.InEpsilon(t, 0.5/math.Sqrt2, anti.swingD, 0.05, "a sine's deviation")
 	require.Zero(t, swingOf(new(sim.Result)).correlation)
 }
