@@ -11,7 +11,7 @@ import (
 var bandwidth = Experiment{
 	Name:   "bandwidth",
 	Title:  "TTFT by network bandwidth",
-	Source: "FAST'25, section 5.4, synthetic",
+	Source: "FAST'25, synthetic",
 	Theirs: "below 100 Gbps a node the mean TTFT rises sharply; above it stays under 2 s.",
 	run:    runBandwidth,
 }

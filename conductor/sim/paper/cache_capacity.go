@@ -11,7 +11,7 @@ import (
 var cacheCapacity = Experiment{
 	Name:   "cache-capacity",
 	Title:  "Hits by cache capacity",
-	Source: "FAST'25, section 5.3",
+	Source: "FAST'25",
 	Theirs: "3M tokens, what a node's memory holds, give less than half of the possible hits in most workloads; 50M tokens nearly all.",
 	run:    runCacheCapacity,
 }

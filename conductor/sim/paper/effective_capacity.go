@@ -13,7 +13,7 @@ import (
 var effectiveCapacity = Experiment{
 	Name:   "effective-capacity",
 	Title:  "Effective request capacity against vLLM",
-	Source: "FAST'25, figure 1 and section 5.2",
+	Source: "FAST'25",
 	Theirs: "on conversation 59% to 498% more requests within TTFT 30 s and TBT limits of 100, 200 and 300 ms than vLLM, vLLM with " +
 		"prefix caching and vLLM with chunked prefill; on synthetic 40% more than vLLM at 200 ms.",
 	traced: true,

@@ -107,7 +107,7 @@ func runEndToEnd(ctx context.Context, l *lab, f *Finding) error {
 	f.check(tbtLower*2 > measured, "2P+2D has the lower TBT on most (at about the same rate)")
 	f.check(ttftWorse*2 > measured, "2P+2D has the higher TTFT on most")
 	f.sayEndToEnd(sets, at)
-	f.say("At about the same rate 2P+2D has the higher TTFT on %d of %d sets and the lower TBT on %d.", ttftWorse, measured, tbtLower)
+	f.say("At about the same rate 2P+2D has the higher TTFT on %d of %d datasets and the lower TBT on %d.", ttftWorse, measured, tbtLower)
 	return nil
 }
 
@@ -247,9 +247,18 @@ func (f *Finding) sayEndToEnd(sets []dataset, at func(measure, dataset int) []ca
 		case vllm.rate == 0:
 			f.say("%s: vLLM carries none.", capital(d.name))
 		case more > d.high*1.1:
-			f.say("%s: %s of what vLLM carries, above theirs.", capital(d.name), Value(more).text(Times))
+			f.say("%s: %s of what vLLM carries, above theirs; %s of the prompts are reused.", capital(d.name), Value(more).text(Times),
+				percent(reused(&at(0, k)[0])))
 		case more < d.low*0.9:
 			f.say("%s: %s of what vLLM carries, below theirs.", capital(d.name), Value(more).text(Times))
 		}
 	}
+}
+
+// reused is the share of prompts that a system did not compute at the rate that it carries.
+func reused(c *carried) float64 {
+	if c.result == nil {
+		return 0
+	}
+	return c.result.PrefixRatio
 }

@@ -90,6 +90,8 @@ func (v Value) text(u Unit) string {
 		return "none"
 	case u == Seconds && math.Abs(f) < 0.1:
 		return digits(1000*f) + " ms"
+	case u == Seconds && math.Abs(f) >= 1000:
+		return grouped(int(math.Round(f))) + " s"
 	case u == Seconds:
 		return digits(f) + " s"
 	case u == Share:

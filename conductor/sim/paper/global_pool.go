@@ -11,7 +11,7 @@ import (
 var globalPool = Experiment{
 	Name:   "global-pool",
 	Title:  "A global pool against local caches",
-	Source: "FAST'25, section 5.3",
+	Source: "FAST'25",
 	Theirs: "with 10 prefill nodes of 3M tokens each, up to 2.36 times the hits of local caches, and down to 0.52 times the prefill GPU " +
 		"time.",
 	run: runGlobalPool,

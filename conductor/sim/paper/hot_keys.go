@@ -11,7 +11,7 @@ import (
 var hotKeys = Experiment{
 	Name:   "hot-keys",
 	Title:  "Replicas of hot keys",
-	Source: "FAST'25, section 5.3",
+	Source: "FAST'25",
 	Theirs: "the 100 keys that are used most end up replicated on almost every prefill instance.",
 	run:    runHotKeys,
 }

@@ -24,7 +24,7 @@ type lab struct {
 }
 
 // quickRequests bounds the requests of a trace where figures do not matter.
-const quickRequests = 300
+const quickRequests = 200
 
 func newLab(cfg *Config) *lab {
 	l := &lab{cfg: cfg, published: isPublished(cfg.Trace), trace: cfg.Trace, traces: make(map[sim.Workload]workload.Trace)}

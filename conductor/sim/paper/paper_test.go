@@ -177,6 +177,7 @@ func TestValues(t *testing.T) {
 		{0.366, Share, "36.6%"},
 		{0.0123, Seconds, "12.3 ms"},
 		{19.65, Seconds, "19.6 s"},
+		{4904, Seconds, "4,904 s"},
 		{4183, Requests, "4,183"},
 		{1234567, Requests, "1,234,567"},
 		{-12, Requests, "-12"},

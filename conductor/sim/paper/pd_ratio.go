@@ -12,7 +12,7 @@ import (
 var pdRatio = Experiment{
 	Name:   "pd-ratio",
 	Title:  "Ratio of prefill to decode nodes",
-	Source: "FAST'25, section 5.5, synthetic",
+	Source: "FAST'25, synthetic",
 	Theirs: "of 16 nodes, with TTFT under 10 s and TBT under 100 ms, about as many for prefill as for decode carry the most.",
 	run:    runPDRatio,
 }

@@ -10,7 +10,7 @@ import (
 var prefillTime = Experiment{
 	Name:   "prefill-time",
 	Title:  "Mean prefill GPU time against vLLM",
-	Source: "FAST'25, section 5.2",
+	Source: "FAST'25",
 	Theirs: "36% less than vLLM on conversation and 64% less on synthetic; vLLM with prefix caching takes 1.43 and 2.59 times as long " +
 		"as theirs.",
 	traced: true,
