@@ -83,6 +83,7 @@ var groups = []group{
 	{"restart", false, (*bench).restart},
 	{"lost", false, (*bench).lost},
 	{"conductor", false, (*bench).conductor},
+	{"simulator", false, (*bench).simulator},
 	{"policies", true, (*bench).policies},
 	{"failover", true, (*bench).failover},
 	{"lost-5M", true, (*bench).lostLong},
