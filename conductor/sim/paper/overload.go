@@ -146,6 +146,9 @@ func (f *Finding) saySwings(name string, swings []swing) {
 		"predictive "+
 		"%.2f, %s and %s:", early.correlation, percent(early.swingP), percent(early.swingD), predicted.correlation,
 		percent(predicted.swingP), percent(predicted.swingD))
+	if a, b := early.swingP*early.prefill, predicted.swingP*predicted.prefill; b >= a {
+		f.say("(Not by their means, prefill load swings by %.3f under early and by %.3f under predictive: early keeps it low.)", a, b)
+	}
 	switch {
 	case anti && flatP && flatD:
 		f.say("anti-phase, and flatter with prediction, as theirs.")
