@@ -353,9 +353,13 @@ func (s *scope) add(x *Index, name uint64, bit int, once bool) {
 	}
 }
 
-// engineKey is an engine's name of a block as a key: groups name their blocks by themselves.
+// engineKey is an engine's name of a block as a key: groups name their blocks by themselves. Tables go by a key's lowest and highest
+// bits, and engines' names may be numbers that differ in the middle alone: so all bits are mixed, as MurmurHash3 ends.
 func engineKey(engine uint64, group int) uint64 {
-	return named((engine ^ uint64(group)*0x9e3779b97f4a7c15) * 0xff51afd7ed558ccd) //nolint:gosec // mixes; engines' names need not be spread
+	k := engine ^ uint64(group)*0x9e3779b97f4a7c15 //nolint:gosec // not negative
+	k = (k ^ k>>33) * 0xff51afd7ed558ccd
+	k = (k ^ k>>33) * 0xc4ceb9fe1a85ec53
+	return named(k ^ k>>33)
 }
 
 // alias notes what an engine calls a block, and has orphans follow that waited for it.

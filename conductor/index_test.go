@@ -522,6 +522,29 @@ func BenchmarkClear(b *testing.B) {
 	}
 }
 
+// TestEngineKeys: whatever engines call their blocks, tables have no places where many of them come together.
+func TestEngineKeys(t *testing.T) {
+	for name, engine := range map[string]func(i uint64) uint64{
+		"counted":            func(i uint64) uint64 { return i },
+		"counted at the top": func(i uint64) uint64 { return i << 48 },
+		"by prompt":          func(i uint64) uint64 { return (i/512+1)<<20 + i%512 },
+		"by multiples":       func(i uint64) uint64 { return i << 6 },
+	} {
+		low, high := map[uint64]int{}, map[uint64]int{}
+		for i := range uint64(1 << 16) {
+			key := engineKey(engine(i), 0)
+			low[key&1023]++
+			high[key>>shardShift]++
+		}
+		for _, n := range low { // 64 in the mean
+			require.Less(t, n, 128, name)
+		}
+		for _, n := range high { // 1024
+			require.Less(t, n, 1280, name)
+		}
+	}
+}
+
 // TestOnce: of a source that says what is there, and not what comes and goes, blocks are stored once however often they are
 // told, by their standard names, by names that wait to be known, and with tokens.
 func TestOnce(t *testing.T) {
