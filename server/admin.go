@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/valyala/fasthttp"
 
+	"larder/internal/httpd"
 	"larder/protocol"
 	"larder/raft"
 )
@@ -92,33 +93,15 @@ func newAdmin(s *Server, token string, logger *slog.Logger) *Admin {
 		NoDefaultDate:         true, // its clock would be a goroutine that never ends
 		NoDefaultContentType:  true,
 		SecureErrorLogMessage: true,
-		Logger:                httpLogger{logger},
+		Logger:                httpd.Logger{Logger: logger},
 	}
 	return a
 }
 
 // refuse answers what is not a request that the handler could be given.
 func refuse(c *fasthttp.RequestCtx, err error) {
-	status := fasthttp.StatusBadRequest
-	var timeout net.Error
-	switch _, long := errors.AsType[*fasthttp.ErrSmallBuffer](err); {
-	case long:
-		status = fasthttp.StatusRequestHeaderFieldsTooLarge
-	case errors.Is(err, fasthttp.ErrBodyTooLarge):
-		status = fasthttp.StatusRequestEntityTooLarge
-	case errors.As(err, &timeout) && timeout.Timeout():
-		status = fasthttp.StatusRequestTimeout
-	}
+	status := httpd.RefusalStatus(err)
 	writeError(c, status, badRequest("not a request that larder takes: %s", fasthttp.StatusMessage(status)))
-}
-
-// httpLogger passes fasthttp's complaints about connections on.
-type httpLogger struct{ logger *slog.Logger }
-
-// Printf implements fasthttp.Logger.
-func (l httpLogger) Printf(format string, args ...any) {
-	l.logger.LogAttrs(context.Background(), slog.LevelDebug, "admin connection",
-		slog.String("detail", fmt.Sprintf(format, args...)))
 }
 
 // Collect has /metrics show what else this process counts. It may be called once for each collector; a nil Admin has no

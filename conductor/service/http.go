@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/valyala/fasthttp"
+
+	"larder/internal/httpd"
 )
 
 // Limits of the listener. Routers keep some connections each, and ask on all of them at once.
@@ -60,7 +62,7 @@ func (s *Service) listen(addr string) (*listener, error) {
 		NoDefaultDate:         true, // its clock would be a goroutine that never ends
 		NoDefaultContentType:  true,
 		SecureErrorLogMessage: true,
-		Logger:                httpLogger{s.cfg.Logger},
+		Logger:                httpd.Logger{Logger: s.cfg.Logger},
 	}
 	h.done.Go(func() {
 		if err := h.http.Serve(l); err != nil && s.ctx.Err() == nil {
@@ -83,26 +85,9 @@ func (h *listener) close() error {
 	return err
 }
 
-// httpLogger passes fasthttp's complaints about connections on.
-type httpLogger struct{ logger *slog.Logger }
-
-// Printf implements fasthttp.Logger.
-func (l httpLogger) Printf(format string, args ...any) {
-	l.logger.LogAttrs(context.Background(), slog.LevelDebug, "connection", slog.String("detail", fmt.Sprintf(format, args...)))
-}
-
 // refuse answers what is not a request that a handler could be given.
 func refuse(c *fasthttp.RequestCtx, err error) {
-	status := fasthttp.StatusBadRequest
-	var timeout net.Error
-	switch _, long := errors.AsType[*fasthttp.ErrSmallBuffer](err); {
-	case long:
-		status = fasthttp.StatusRequestHeaderFieldsTooLarge
-	case errors.Is(err, fasthttp.ErrBodyTooLarge):
-		status = fasthttp.StatusRequestEntityTooLarge
-	case errors.As(err, &timeout) && timeout.Timeout():
-		status = fasthttp.StatusRequestTimeout
-	}
+	status := httpd.RefusalStatus(err)
 	writeError(c, &apiError{status: status, Reason: "bad_request", Message: fasthttp.StatusMessage(status)})
 }
 
@@ -145,6 +130,18 @@ type call struct {
 
 // cut reads the body as an object with some of these fields.
 func (r *call) cut(known ...string) (*request, error) { return cut(r.PostBody(), known) }
+
+// begin reads the body as an object with some of these fields, all that are needed among them, and says whose it is.
+func (r *call) begin(needed []string, known ...string) (req *request, tenant string, err error) {
+	if req, err = r.cut(known...); err != nil {
+		return nil, "", err
+	}
+	if err = req.need(needed...); err != nil {
+		return nil, "", err
+	}
+	tenant, err = r.tenantOf(req)
+	return req, tenant, err
+}
 
 // tenantOf is the tenant that a request is for: what it names, which must be the token's if that is a tenant's.
 func (r *call) tenantOf(req *request) (string, error) {

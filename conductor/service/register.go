@@ -44,14 +44,8 @@ func readService(req *request, tenant string) (v source.Service, err error) {
 
 // register begins to follow a publisher.
 func (s *Service) register(r *call) (any, error) {
-	req, err := r.cut(registerFields...)
-	if err != nil {
-		return nil, err
-	}
-	if err := req.need("endpoint", "type", "modelname", "instance_id", "block_size", "dp_rank"); err != nil {
-		return nil, err
-	}
-	tenant, err := r.tenantOf(req)
+	needed := []string{"endpoint", "type", "modelname", "instance_id", "block_size", "dp_rank"}
+	req, tenant, err := r.begin(needed, registerFields...)
 	if err != nil {
 		return nil, err
 	}
@@ -94,14 +88,8 @@ func (s *Service) add(reg *registration) error {
 
 // unregister stops following publishers, and drops what is known of their engines.
 func (s *Service) unregister(r *call) (any, error) {
-	req, err := r.cut("type", "modelname", "lora_name", "tenant_id", "instance_id", "block_size", "dp_rank")
-	if err != nil {
-		return nil, err
-	}
-	if err := req.need("instance_id"); err != nil {
-		return nil, err
-	}
-	tenant, err := r.tenantOf(req)
+	req, tenant, err := r.begin([]string{"instance_id"},
+		"type", "modelname", "lora_name", "tenant_id", "instance_id", "block_size", "dp_rank")
 	if err != nil {
 		return nil, err
 	}

@@ -43,14 +43,8 @@ type reported struct {
 
 // report takes note of what became of requests, and of how an instance is.
 func (s *Service) report(r *call) (any, error) {
-	req, err := r.cut(append([]string{"instance_id", "model", "tenant_id", "requests", "queue", "decode"}, capacityFields...)...)
-	if err != nil {
-		return nil, err
-	}
-	if err := req.need("instance_id"); err != nil {
-		return nil, err
-	}
-	tenant, err := r.tenantOf(req)
+	req, tenant, err := r.begin([]string{"instance_id"},
+		append([]string{"instance_id", "model", "tenant_id", "requests", "queue", "decode"}, capacityFields...)...)
 	if err != nil {
 		return nil, err
 	}
