@@ -1,6 +1,8 @@
 package service
 
 import (
+	"cmp"
+	"slices"
 	"strconv"
 
 	"larder/conductor"
@@ -70,7 +72,7 @@ func (s *Service) query(r *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return q.answer(s.x.Query(q.Scope, tokens, []byte(q.salt))), nil
+	return q.answer(s.match(&q, tokens)), nil
 }
 
 // queryByHash is query for a prompt whose blocks' hashes are known: RFC 1527's with the conductor's seed, or an engine's own.
@@ -87,10 +89,6 @@ func (s *Service) queryByHash(r *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if q.salt != "" {
-		return nil, bad("unsupported", "cache_salt",
-			"hashes say nothing of a salt: fold it into the first one, or ask /query with token_ids")
-	}
 	name := "seq_hashes"
 	if req.raw(name) == nil && req.raw("block_hash") != nil {
 		name = "block_hash"
@@ -99,7 +97,41 @@ func (s *Service) queryByHash(r *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return q.answer(s.x.QueryHashes(q.Scope, hashes)), nil
+	return q.answer(s.matchHashes(&q, hashes)), nil
+}
+
+// match looks a prompt up. A request's salt is part of the first block's name where an engine tells it with the block, as vLLM
+// does, and of the scope where it stands for all of an engine, or where a pool's master tells it: both count.
+func (s *Service) match(q *scoped, tokens []uint32) []conductor.Match {
+	matches := s.x.Query(q.Scope, tokens, []byte(q.salt))
+	if q.salt == "" || q.Salt != "" {
+		return matches
+	}
+	whole := q.Scope
+	whole.Salt = q.salt
+	return longer(matches, s.x.Query(whole, tokens, nil))
+}
+
+// longer has each instance once, with what it holds more of.
+func longer(a, b []conductor.Match) []conductor.Match {
+	for i := range b {
+		at := slices.IndexFunc(a, func(m conductor.Match) bool { return m.Instance == b[i].Instance })
+		switch {
+		case at < 0:
+			a = append(a, b[i])
+		case b[i].Longest > a[at].Longest:
+			a[at] = b[i]
+		}
+	}
+	return a
+}
+
+// matchHashes looks blocks up by their hashes. These tell nothing of a salt but an engine's own: with one, blocks count that lie
+// within its scope.
+func (s *Service) matchHashes(q *scoped, hashes []uint64) []conductor.Match {
+	scope := q.Scope
+	scope.Salt = cmp.Or(scope.Salt, q.salt)
+	return s.x.QueryHashes(scope, hashes)
 }
 
 // answer is what matches say.

@@ -108,19 +108,16 @@ func (s *Service) lookUp(req *request, w *wanted) (err error) {
 		}
 		w.input = len(tokens)
 		w.names = conductor.Names(nil, s.x.Seed(), tokens, w.BlockSize, []byte(w.salt))
-		w.matches = s.x.QueryNames(w.Scope, w.names)
+		w.matches = s.match(&w.scoped, tokens)
 		return nil
 	}
 	if req.raw("seq_hashes") == nil {
 		return bad("missing", "token_ids", "token_ids or seq_hashes is required")
 	}
-	if w.salt != "" {
-		return bad("unsupported", "cache_salt", "hashes say nothing of a salt: fold it into the first one, or send token_ids")
-	}
 	if w.names, err = req.hashes("seq_hashes"); err != nil {
 		return err
 	}
-	w.matches = s.x.QueryHashes(w.Scope, w.names)
+	w.matches = s.matchHashes(&w.scoped, w.names)
 	w.input, err = req.number("input_length", 1, maxTokens, max(1, len(w.names)*w.BlockSize))
 	return err
 }

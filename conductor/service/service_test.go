@@ -112,6 +112,19 @@ func TestQuery(t *testing.T) {
 	}
 	_, salted := post(t, s, "/query", `{"model":"m","block_size":4,"token_ids":[0,1,2,3],"cache_salt":"s"}`)
 	require.NotContains(t, compact(t, salted), `"longest_matched":4`)
+	of := &conductor.Source{Instance: "s", Scope: conductor.Scope{Tenant: "default", Model: "m", BlockSize: 4, Salt: "s"}}
+	own := &kvevent.Event{
+		Kind: kvevent.Stored, Rank: kvevent.NoRank, BlockSize: 4, BaseBlock: -1, Hashes: []uint64{5}, Tokens: []uint32{0, 1, 2, 3}, Salt: []byte("s"),
+	}
+	require.NoError(t, s.x.Apply(&conductor.Source{Instance: "a", Scope: conductor.Scope{Tenant: "default", Model: "m", BlockSize: 4}}, own, 0))
+	own.Salt = nil
+	require.NoError(t, s.x.Apply(of, own, 0))
+	_, salted = post(t, s, "/query", `{"model":"m","block_size":4,"token_ids":[0,1,2,3],"cache_salt":"s"}`)
+	require.JSONEq(t, `{"default":{
+		"a":{"longest_matched":4,"GPU":4,"DP":{"0":4,"1":0},"CPU":0,"DISK":0},"bb":{"longest_matched":0,"GPU":0,"DP":{"0":0},"CPU":0,"DISK":0},
+		"s":{"longest_matched":4,"GPU":4,"DP":{"0":4},"CPU":0,"DISK":0}}}`, compact(t, salted), "a salt of the request, and of an engine")
+	_, salted = post(t, s, "/query_by_hash", `{"model":"m","block_size":4,"seq_hashes":[5],"cache_salt":"s"}`)
+	require.JSONEq(t, `{"default":{"s":{"longest_matched":4,"GPU":4,"DP":{"0":4},"CPU":0,"DISK":0}}}`, compact(t, salted))
 
 	names := conductor.Names(nil, 0, []uint32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, 4, nil)
 	_, hashed := post(t, s, "/query_by_hash", `{"model":"m","block_size":4,"seq_hashes":`+compact(t, names)+`}`)
@@ -138,7 +151,6 @@ func TestErrors(t *testing.T) {
 		{"POST", "/query", `{"model":"","token_ids":[1],"block_size":4}`, 400, `invalid_value model`},
 		{"POST", "/query", `{"model":"m","token_ids":[1,"2"],"block_size":4}`, 400, `invalid_type token_ids 1`},
 		{"POST", "/query_by_hash", `{"model":"m","block_size":4}`, 400, `missing seq_hashes`},
-		{"POST", "/query_by_hash", `{"model":"m","block_size":4,"seq_hashes":[1],"cache_salt":"s"}`, 400, `unsupported cache_salt`},
 		{"POST", "/register", `{"endpoint":"tcp://127.0.0.1:1",` + engine + `}`, 400, `missing dp_rank`},
 		{"POST", "/register", `{"endpoint":"127.0.0.1:1",` + engine + `,"dp_rank":0}`, 400, `invalid_value endpoint`},
 		{"POST", "/register", `{"endpoint":"tcp://h:1","type":"TGI","modelname":"m","instance_id":"a","block_size":4,"dp_rank":0}`, 400, `invalid_value type`},
