@@ -2,6 +2,7 @@ package service
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/valyala/fasthttp"
 
@@ -71,6 +72,12 @@ func (s *Service) add(reg *registration) error {
 	if reg.InstanceID == PoolInstance {
 		return bad("invalid_value", "instance_id", "instance_id %q is what the pool is called: choose another one", PoolInstance)
 	}
+	if own := s.servicesOf(reg.TenantID); own >= maxTenantServices {
+		return &apiError{
+			status: fasthttp.StatusServiceUnavailable, Reason: "full",
+			Message: fmt.Sprintf("the tenant has %d publishers, at most %d: unregister those that are gone", own, maxTenantServices),
+		}
+	}
 	_, err := s.sources.Register(reg.Service)
 	if wrong, ok := errors.AsType[*source.FieldError](err); ok {
 		return bad("invalid_value", wrong.Field, "%s: %s", wrong.Field, wrong.Reason)
@@ -84,6 +91,22 @@ func (s *Service) add(reg *registration) error {
 		return err
 	}
 	return s.schedulers.add(schedulerKey{reg.TenantID, reg.ModelName}, reg.InstanceID, reg.Capacity)
+}
+
+// Limits of publishers: what one tenant does leaves room for others.
+const (
+	maxServices       = 8192
+	maxTenantServices = 4096
+)
+
+// servicesOf counts a tenant's publishers.
+func (s *Service) servicesOf(tenant string) (n int) {
+	for _, v := range s.sources.Services() {
+		if v.TenantID == tenant {
+			n++
+		}
+	}
+	return n
 }
 
 // unregister stops following publishers, and drops what is known of their engines.

@@ -114,6 +114,9 @@ func (s *Service) reporter(req *request, tenant, model, instance string) (*sched
 	}
 	found.mu.Lock()
 	defer found.mu.Unlock()
+	if found.gone {
+		return nil, errGone
+	}
 	return found, found.add(instance, capacity)
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -148,4 +149,22 @@ func TestRestart(t *testing.T) {
 		require.Equal(t, "bb", answer["prefill"], "the other one decodes")
 	}
 	require.NoError(t, s.Close())
+}
+
+// TestModelsOfATenant: what one tenant says leaves room for others, and models without engines are forgotten.
+func TestModelsOfATenant(t *testing.T) {
+	s := launch(t, `{}`)
+	for i := range maxModels {
+		code, answer := post(t, s, "/report", fmt.Sprintf(`{"instance_id":"a","tenant_id":"greedy","model":"m%d"}`, i))
+		require.Equal(t, 200, code, "%v", answer)
+	}
+	code, answer := post(t, s, "/report", `{"instance_id":"a","tenant_id":"greedy","model":"one more"}`)
+	require.Equal(t, 503, code)
+	require.Equal(t, "full", answer["reason"])
+	code, _ = post(t, s, "/report", `{"instance_id":"a","tenant_id":"modest","model":"m"}`)
+	require.Equal(t, 200, code)
+	s.schedulers.expire(now() + defaultRequestTTL + time.Second)
+	require.Empty(t, s.schedulers.list())
+	code, _ = post(t, s, "/report", `{"instance_id":"a","tenant_id":"greedy","model":"one more"}`)
+	require.Equal(t, 200, code)
 }

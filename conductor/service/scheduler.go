@@ -22,6 +22,7 @@ import (
 // Limits of what is remembered for scheduling.
 const (
 	maxSchedulers = 1024    // models of tenants
+	maxModels     = 256     // of these, of one tenant: what one does leaves room for others
 	maxPending    = 1 << 17 // requests of one of them that have not ended
 )
 
@@ -99,6 +100,7 @@ type scheduler struct {
 	heard   map[string]time.Duration // when instances that no service is registered of have reported last
 	pending map[string]*pending
 	next    uint64
+	gone    bool // it was dropped
 }
 
 // pending is a request that was scheduled and has not ended.
@@ -192,11 +194,8 @@ func (all *schedulers) make(key schedulerKey) (*scheduler, error) {
 	if sc := all.by[key]; sc != nil {
 		return sc, nil
 	}
-	if len(all.by) >= maxSchedulers {
-		return nil, &apiError{
-			status: 503, Reason: "full", Field: "model",
-			Message: fmt.Sprintf("there are engines of %d models and tenants: no more fit", maxSchedulers),
-		}
+	if err := all.room(key.tenant); err != nil {
+		return nil, err
 	}
 	model, err := sched.NewModel(all.cfg.costs)
 	if err != nil {
@@ -222,6 +221,24 @@ func (all *schedulers) make(key schedulerKey) (*scheduler, error) {
 	return sc, nil
 }
 
+// room is an error if a tenant can have no more models. mu is held.
+func (all *schedulers) room(tenant string) error {
+	own := 0
+	for key := range all.by {
+		if key.tenant == tenant {
+			own++
+		}
+	}
+	if own < maxModels && len(all.by) < maxSchedulers {
+		return nil
+	}
+	return &apiError{
+		status: 503, Reason: "full", Field: "model",
+		Message: fmt.Sprintf("there are engines of %d models, at most %d, and of %d of this tenant, at most %d",
+			len(all.by), maxSchedulers, own, maxModels),
+	}
+}
+
 // add has a scheduler know an instance, or know it better.
 func (all *schedulers) add(key schedulerKey, name string, c Capacity) error {
 	if key.model == "" {
@@ -233,8 +250,14 @@ func (all *schedulers) add(key schedulerKey, name string, c Capacity) error {
 	}
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
+	if sc.gone {
+		return errGone
+	}
 	return sc.add(name, c)
 }
+
+// errGone says that a scheduler was dropped for want of instances just when it got one.
+var errGone = &apiError{status: 503, Reason: "busy", retryAfter: 1, Message: "the model was being forgotten: try again"}
 
 // add is the same with mu held.
 func (sc *scheduler) add(name string, c Capacity) error {
@@ -322,7 +345,23 @@ func (all *schedulers) expire(at time.Duration) {
 				sc.remove(name)
 			}
 		}
+		idle := len(sc.ids) == 0 && len(sc.pending) == 0
 		sc.mu.Unlock()
+		if idle {
+			all.drop(sc)
+		}
+	}
+}
+
+// drop forgets a scheduler without instances.
+func (all *schedulers) drop(sc *scheduler) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	sc.mu.Lock()
+	defer sc.mu.Unlock()
+	if len(sc.ids) == 0 {
+		sc.gone = true
+		delete(all.by, sc.key)
 	}
 }
 

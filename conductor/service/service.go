@@ -89,7 +89,7 @@ func Start(cfg Config) (*Service, error) {
 	s := &Service{cfg: cfg, tokens: map[[sha256.Size]byte]string{}, since: now(), run: strconv.FormatUint(rand.Uint64(), 36)} //nolint:gosec // names
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.x = conductor.NewIndex(conductor.IndexConfig{Seed: cfg.Seed, MaxBlocks: cfg.MaxBlocks})
-	s.sources = source.New(source.Config{Index: s.x, DisconnectTTL: cfg.DisconnectTTL, Logger: cfg.Logger})
+	s.sources = source.New(source.Config{Index: s.x, DisconnectTTL: cfg.DisconnectTTL, MaxServices: maxServices, Logger: cfg.Logger})
 	s.drift = newDrift(cfg.Logger, s.sources.Resync)
 	s.copies = newCopies(&s.cfg)
 	s.metrics = newMetrics(s)
