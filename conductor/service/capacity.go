@@ -26,18 +26,23 @@ const (
 	defaultBandwidth = 25e9 // 200 Gbps, one NIC of most
 )
 
-// readCapacity reads these fields.
-func readCapacity(req *request) (c Capacity, err error) {
-	if err = req.texts(map[string]*string{"role": &c.Role, "host": &c.Host}); err != nil {
-		return c, err
+// readCapacity reads these fields. What is not sent is as it was.
+func readCapacity(req *request, was Capacity) (c Capacity, err error) {
+	c = was
+	for name, to := range map[string]*string{"role": &c.Role, "host": &c.Host} {
+		if req.raw(name) != nil {
+			if *to, err = req.text(name); err != nil {
+				return c, err
+			}
+		}
 	}
 	if _, ok := roles[c.Role]; !ok {
 		return c, bad("invalid_value", "role", "role %.40q: prefill, decode or both", c.Role)
 	}
-	if c.KVCapacity, err = req.number("kv_capacity", 0, maxKVCapacity, 0); err != nil {
+	if c.KVCapacity, err = req.number("kv_capacity", 0, maxKVCapacity, c.KVCapacity); err != nil {
 		return c, err
 	}
-	if c.MaxBatch, err = req.number("max_batch", 0, maxBatch, 0); err != nil {
+	if c.MaxBatch, err = req.number("max_batch", 0, maxBatch, c.MaxBatch); err != nil {
 		return c, err
 	}
 	if raw := req.raw("bandwidth"); raw != nil {

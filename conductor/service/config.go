@@ -111,7 +111,7 @@ func parseInstance(name string, raw []byte) (reg registration, err error) {
 	if reg.Service, err = readService(req, tenant); err != nil {
 		return reg, err
 	}
-	if reg.Capacity, err = readCapacity(req); err != nil {
+	if reg.Capacity, err = readCapacity(req, Capacity{}); err != nil {
 		return reg, err
 	}
 	reg.InstanceID = cmp.Or(reg.InstanceID, name)

@@ -55,7 +55,7 @@ func (s *Service) register(r *call) (any, error) {
 		return nil, err
 	}
 	reg := registration{Service: v}
-	if reg.Capacity, err = readCapacity(req); err != nil {
+	if reg.Capacity, err = readCapacity(req, Capacity{}); err != nil {
 		return nil, err
 	}
 	if err := s.add(&reg); err != nil {

@@ -56,7 +56,7 @@ func (s *Service) report(r *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	state, told, err := readState(req)
+	q, d, err := readState(req)
 	if err != nil {
 		return nil, err
 	}
@@ -66,8 +66,8 @@ func (s *Service) report(r *call) (any, error) {
 	}
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
-	if id, there := sc.ids[instance]; there && told {
-		sc.lib.Report(now(), id, state)
+	if id, there := sc.ids[instance]; there && (q != nil || d != nil) {
+		sc.lib.Report(now(), id, sc.reportOf(q, d))
 	}
 	answer := &reported{Rejected: []string{}}
 	for i := range events {
@@ -93,40 +93,34 @@ func (s *Service) reporter(req *request, tenant, model, instance string) (*sched
 			found = sc
 		}
 	}
-	capacity, err := readCapacity(req)
-	if err != nil {
-		return nil, err
-	}
-	if found != nil && capacity == (Capacity{}) {
-		found.hear(instance)
-		return found, nil
-	}
 	if found == nil && model == "" {
 		return nil, bad("missing", "model", "instance %.64q is not known: register it, or say which model it serves", instance)
 	}
+	var err error
 	if found == nil {
 		if found, err = s.schedulers.make(schedulerKey{tenant, model}); err != nil {
 			return nil, err
 		}
-		found.mu.Lock()
-		found.heard[instance] = now()
-		found.mu.Unlock()
 	}
-	found.mu.Lock()
-	defer found.mu.Unlock()
-	if found.gone {
-		return nil, errGone
-	}
-	return found, found.add(instance, capacity)
+	return found, found.hear(instance, req)
 }
 
-// hear notes that an instance that is known by its reports alone has sent one.
-func (sc *scheduler) hear(instance string) {
+// hear takes note of an instance that reports: that it is there, if that is all that is known of it, and what it says of itself.
+func (sc *scheduler) hear(instance string, req *request) error {
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
-	if _, alone := sc.heard[instance]; alone {
+	if sc.gone {
+		return errGone
+	}
+	capacity, err := readCapacity(req, sc.caps[instance])
+	if err != nil {
+		return err
+	}
+	_, there := sc.ids[instance]
+	if _, alone := sc.heard[instance]; alone || !there {
 		sc.heard[instance] = now()
 	}
+	return sc.add(instance, capacity)
 }
 
 // readEvents reads and checks the events of a report.
@@ -149,7 +143,7 @@ func readEvents(req *request) (events []event, err error) {
 		if e.RequestID == "" && e.Event != "hit" {
 			return nil, badAt("missing", "requests", i, "request_id is missing")
 		}
-		if !(e.Seconds >= 0 && e.Seconds <= maxSeconds) || e.OutputTokens < 0 || e.OutputTokens > maxTokens ||
+		if !inTime(e.Seconds) || e.OutputTokens < 0 || e.OutputTokens > maxTokens ||
 			!tokensIn(e.Cached) || !tokensIn(e.Predicted) {
 			return nil, badAt("out_of_range", "requests", i,
 				"seconds is from 0 to %g; output_tokens, cached_tokens and predicted_tokens are from 0 to %d",
@@ -162,39 +156,57 @@ func readEvents(req *request) (events []event, err error) {
 // maxSeconds bounds what somebody may say that something took.
 const maxSeconds = 3600
 
-func tokensIn(n *int) bool { return n == nil || *n >= 0 && *n <= maxTokens }
+func tokensIn(n *int) bool { return within(n, maxTokens) }
 
-// readState reads what an instance says of itself. told says that it says something.
-func readState(req *request) (state sched.Report, told bool, err error) {
-	var q *queueState
-	var d *decodeState
+// readState reads what an instance says of itself: nil for what it does not.
+func readState(req *request) (q *queueState, d *decodeState, err error) {
 	if err = req.decode("queue", &q); err != nil {
-		return state, false, err
+		return nil, nil, err
 	}
 	if err = req.decode("decode", &d); err != nil {
-		return state, false, err
+		return nil, nil, err
 	}
-	state = sched.Report{Queue: -1, Batch: -1, KVTokens: -1}
-	if q != nil && q.Seconds != nil {
-		if !(*q.Seconds >= 0 && *q.Seconds <= maxSeconds) {
-			return state, false, bad("out_of_range", "queue", "queue.seconds is from 0 to %g", float64(maxSeconds))
-		}
-		state.Queue = duration(*q.Seconds)
+	if q != nil && (!tokensIn(&q.Requests) || !within(&q.Tokens, maxKVCapacity) || q.Seconds != nil && !inTime(*q.Seconds)) {
+		return nil, nil, bad("out_of_range", "queue",
+			"queue.seconds is from 0 to %g, queue.requests to %d, queue.tokens to %d", float64(maxSeconds), maxTokens, maxKVCapacity)
 	}
-	if d != nil {
-		if d.Batch != nil {
-			state.Batch = *d.Batch
-		}
-		if d.KVTokens != nil {
-			state.KVTokens = *d.KVTokens
-		}
-		if !(d.TBT >= 0 && d.TBT <= maxSeconds) || state.Batch > maxBatch || state.KVTokens > maxKVCapacity {
-			return state, false, bad("out_of_range", "decode",
-				"decode.tbt is seconds up to %g, batch and kv_tokens are what an instance can have", float64(maxSeconds))
-		}
-		state.Step = duration(d.TBT)
+	if d != nil && (!inTime(d.TBT) || !within(d.Batch, maxBatch) || !within(d.KVTokens, maxKVCapacity)) {
+		return nil, nil, bad("out_of_range", "decode",
+			"decode.tbt is from 0 to %g seconds, decode.batch to %d, decode.kv_tokens to %d", float64(maxSeconds), maxBatch, maxKVCapacity)
 	}
-	return state, q != nil || d != nil, nil
+	return q, d, nil
+}
+
+func inTime(seconds float64) bool { return seconds >= 0 && seconds <= maxSeconds }
+
+func within(n *int, most int) bool { return n == nil || *n >= 0 && *n <= most }
+
+// reportOf is that for the library, below 0 for what is not known. Tokens that wait without a time take what the model says of so
+// many prompts of their mean length. mu is held.
+func (sc *scheduler) reportOf(q *queueState, d *decodeState) sched.Report {
+	r := sched.Report{Queue: -1, Batch: -1, KVTokens: -1}
+	switch {
+	case q == nil:
+	case q.Seconds != nil:
+		r.Queue = duration(*q.Seconds)
+	default:
+		n := max(q.Requests, 1)
+		r.Queue = min(time.Duration(n)*sc.model.Prefill(q.Tokens/n, 0), maxSeconds*time.Second)
+		if q.Tokens == 0 {
+			r.Queue = 0
+		}
+	}
+	if d == nil {
+		return r
+	}
+	if d.Batch != nil {
+		r.Batch = *d.Batch
+	}
+	if d.KVTokens != nil {
+		r.KVTokens = *d.KVTokens
+	}
+	r.Step = duration(d.TBT)
+	return r
 }
 
 func duration(seconds float64) time.Duration {

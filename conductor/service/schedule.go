@@ -148,6 +148,7 @@ func (s *Service) decide(sc *scheduler, w *wanted) (any, error) {
 		}
 	}
 	d := sc.lib.Schedule(now(), &req)
+	delete(sc.pending, w.id) // one that comes again is another one to the library, too
 	if d.Accepted {
 		sc.pending[w.id] = &pending{id: req.ID, at: now(), prefill: sc.names[d.Prefill], predicted: predicted[d.Prefill]}
 	}

@@ -168,3 +168,53 @@ func TestModelsOfATenant(t *testing.T) {
 	code, _ = post(t, s, "/report", `{"instance_id":"a","tenant_id":"greedy","model":"one more"}`)
 	require.Equal(t, 200, code)
 }
+
+// TestReportedInstances: an instance that is known by its reports alone stays for as long as it sends some, whatever they say; and
+// what it has said of itself once counts until it says otherwise.
+func TestReportedInstances(t *testing.T) {
+	s := launch(t, `{}`)
+	say := func(more string) {
+		code, answer := post(t, s, "/report", `{"instance_id":"d","model":"m"`+more+`}`)
+		require.Equal(t, 200, code, "%v", answer)
+	}
+	caps := func() Capacity {
+		sc := s.schedulers.find(schedulerKey{"default", "m"})
+		require.NotNil(t, sc)
+		return sc.caps["d"]
+	}
+	say(`,"role":"decode","kv_capacity":1000,"bandwidth":1e9`)
+	id := s.schedulers.find(schedulerKey{"default", "m"}).ids["d"]
+	say(`,"role":"decode"`)
+	say(``)
+	require.Equal(t, Capacity{Role: "decode", KVCapacity: 1000, Bandwidth: 1e9}, caps())
+	require.Equal(t, id, s.schedulers.find(schedulerKey{"default", "m"}).ids["d"], "it is the same one")
+	for _, report := range []string{``, `,"role":"decode"`} {
+		s.schedulers.find(schedulerKey{"default", "m"}).heard["d"] -= defaultRequestTTL
+		say(report)
+		s.schedulers.expire(now() + time.Second)
+		require.NotNil(t, s.schedulers.find(schedulerKey{"default", "m"}))
+	}
+	say(`,"kv_capacity":2000`)
+	require.Equal(t, Capacity{Role: "decode", KVCapacity: 2000, Bandwidth: 1e9}, caps())
+}
+
+// TestReportedQueue: an instance's own queue counts, also if it only knows how many tokens wait.
+func TestReportedQueue(t *testing.T) {
+	s := launch(t, `{}`)
+	enroll(t, s, "a", "")
+	enroll(t, s, "bb", "")
+	ask := func() (string, float64) {
+		code, answer := post(t, s, "/schedule", `{"model":"m","token_ids":[1,2,3]}`)
+		require.Equal(t, 200, code)
+		return answer["prefill"].(string), answer["ttft"].(float64) //nolint:forcetypeassert // fails the test
+	}
+	for _, queue := range []string{`{"seconds":7}`, `{"tokens":100000,"requests":10}`} {
+		code, _ := post(t, s, "/report", `{"instance_id":"a","queue":`+queue+`}`)
+		require.Equal(t, 200, code)
+		where, ttft := ask()
+		require.Equal(t, "bb", where)
+		require.Less(t, ttft, 1.0)
+	}
+	code, _ := post(t, s, "/report", `{"instance_id":"a","queue":{"tokens":-1}}`)
+	require.Equal(t, 400, code)
+}
