@@ -52,14 +52,12 @@ func newCopies(cfg *Config) *copies {
 	}
 }
 
-// copyOf is what a decision wants copied, nil if it is nothing that the pool can do. mu is held.
-func (sc *scheduler) copyOf(w *wanted, d *sched.Decision) *copyOf {
-	host := sc.caps[sc.names[d.Replicate.To]].Host
-	blocks := min(len(w.names), d.PrefixLen/max(1, w.BlockSize))
-	if d.Replicate.Tokens <= 0 || host == "" || blocks == 0 {
-		return nil
+// copyTo is the node that a decision wants the prefix copied to, "" if it is nothing that the pool can do. mu is held.
+func (sc *scheduler) copyTo(d *sched.Decision) string {
+	if d.Replicate.Tokens <= 0 {
+		return ""
 	}
-	return &copyOf{scope: w.Scope, names: w.names[:blocks], host: host}
+	return sc.caps[sc.names[d.Replicate.To]].Host
 }
 
 // add queues a copy, if there is room.

@@ -61,3 +61,16 @@ func TestHotPrefix(t *testing.T) {
 	require.EqualValues(t, len(names), s.copies.blocks.Load())
 	require.Zero(t, s.copies.failed.Load())
 }
+
+// TestPrefix: the blocks that are copied are called as they are looked up, with the request's salt, by tokens and by hashes alike.
+func TestPrefix(t *testing.T) {
+	tokens := []uint32{1, 2, 3, 4, 5, 6, 7}
+	names := conductor.Names(nil, 9, tokens, 2, []byte("s"))
+	byTokens := &wanted{scoped: scoped{Scope: conductor.Scope{BlockSize: 2}, salt: "s"}, tokens: tokens}
+	byHashes := &wanted{scoped: scoped{Scope: conductor.Scope{BlockSize: 2}}, names: names}
+	for _, w := range []*wanted{byTokens, byHashes} {
+		require.Empty(t, w.prefix(0, 9))
+		require.Equal(t, names[:2], w.prefix(2, 9))
+		require.Equal(t, names, w.prefix(5, 9), "what follows the last whole block is none")
+	}
+}

@@ -51,8 +51,18 @@ type wanted struct {
 	priority int
 	output   int
 	input    int
-	names    []uint64
+	tokens   []uint32 // of the prompt,
+	names    []uint64 // or what its blocks are called
 	matches  []conductor.Match
+}
+
+// prefix is what the first blocks of the prompt are called. It is worked out for those that are copied alone: lookups stop at the
+// first block that nobody has.
+func (w *wanted) prefix(blocks int, seed uint64) []uint64 {
+	if w.tokens == nil {
+		return w.names[:min(blocks, len(w.names))]
+	}
+	return conductor.Names(nil, seed, w.tokens[:min(blocks*w.BlockSize, len(w.tokens))], w.BlockSize, []byte(w.salt))
 }
 
 // schedule says which engines serve a request.
@@ -106,8 +116,7 @@ func (s *Service) lookUp(req *request, w *wanted) (err error) {
 		if err != nil {
 			return err
 		}
-		w.input = len(tokens)
-		w.names = conductor.Names(nil, s.x.Seed(), tokens, w.BlockSize, []byte(w.salt))
+		w.input, w.tokens = len(tokens), tokens
 		w.matches = s.match(&w.scoped, tokens)
 		return nil
 	}
@@ -153,7 +162,7 @@ func (s *Service) decide(sc *scheduler, w *wanted) (any, error) {
 		sc.pending[w.id] = &pending{id: req.ID, at: now(), prefill: sc.names[d.Prefill], predicted: predicted[d.Prefill]}
 	}
 	answer := sc.answer(w.id, &d)
-	copied := sc.copyOf(w, &d)
+	host := sc.copyTo(&d)
 	sc.mu.Unlock()
 	if !d.Accepted {
 		s.metrics.rejected.WithLabelValues(stages[d.Stage], string(d.Reason)).Inc()
@@ -161,8 +170,11 @@ func (s *Service) decide(sc *scheduler, w *wanted) (any, error) {
 			status: fasthttp.StatusTooManyRequests, Reason: string(d.Reason), Stage: stages[d.Stage], retryAfter: 1, Message: d.Explain(),
 		}
 	}
-	if copied != nil {
-		s.copies.add(copied)
+	if host == "" {
+		return answer, nil
+	}
+	if names := w.prefix(d.PrefixLen/w.BlockSize, s.x.Seed()); len(names) > 0 {
+		s.copies.add(&copyOf{scope: w.Scope, names: names, host: host})
 	}
 	return answer, nil
 }
