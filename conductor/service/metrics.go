@@ -78,6 +78,19 @@ func (e emitter) counter(name, help string, value uint64, labels ...string) {
 	e.send(prometheus.CounterValue, name, help, float64(value), labels...)
 }
 
+// counted is a counter and its value.
+type counted struct {
+	name, help string
+	value      uint64
+}
+
+// counters sends several with the same labels.
+func (e emitter) counters(list []counted, labels ...string) {
+	for _, c := range list {
+		e.counter(c.name, c.help, c.value, labels...)
+	}
+}
+
 func (e emitter) gauge(name, help string, value float64, labels ...string) {
 	e.send(prometheus.GaugeValue, name, help, value, labels...)
 }
@@ -99,10 +112,7 @@ func (m *metrics) collectIndex(e emitter) {
 	c := m.s.x.Counts()
 	e.gauge("blocks", "Different blocks in the index.", float64(c.Blocks))
 	e.gauge("contexts", "Contexts in the index: tenant, model, LoRA, block size and salt.", float64(c.Scopes))
-	for _, v := range []struct {
-		name, help string
-		value      uint64
-	}{
+	e.counters([]counted{
 		{"stored_blocks_total", "Blocks that engines said they have stored.", c.Stored},
 		{"removed_blocks_total", "Blocks that engines said are gone.", c.Removed},
 		{"unknown_removed_blocks_total", "Of these, blocks that were not known.", c.Unknown},
@@ -112,9 +122,7 @@ func (m *metrics) collectIndex(e emitter) {
 		{"refused_blocks_total", "Blocks that the index had no room for.", c.Refused},
 		{"clears_total", "Clears of engines, or of some of their places.", c.Cleared},
 		{"evicted_contexts_total", "Contexts that made room for others.", c.Evicted},
-	} {
-		e.counter(v.name, v.help, v.value)
-	}
+	})
 }
 
 func collectFeed(e emitter, s poolfeed.Stats) {
@@ -123,10 +131,7 @@ func collectFeed(e emitter, s poolfeed.Stats) {
 		synced = 1
 	}
 	e.gauge("pool_synced", "1 if the index follows the pool.", synced)
-	for _, v := range []struct {
-		name, help string
-		value      uint64
-	}{
+	e.counters([]counted{
 		{"pool_members_followed_total", "Members of the pool that were followed, again included.", s.Members},
 		{"pool_listings_total", "Times that all pooled blocks were listed.", s.Listings},
 		{"pool_listed_blocks_total", "Blocks that were listed.", s.Listed},
@@ -134,9 +139,7 @@ func collectFeed(e emitter, s poolfeed.Stats) {
 		{"pool_gaps_total", "Gaps in them, after which all is listed anew.", s.Gaps},
 		{"pool_foreign_events_total", "Events of tenants that are not followed, or of blocks without a size.", s.Foreign},
 		{"pool_bad_events_total", "Events that could not be read or applied.", s.Bad},
-	} {
-		e.counter(v.name, v.help, v.value)
-	}
+	})
 }
 
 func (m *metrics) collectSources(e emitter) {
@@ -145,10 +148,7 @@ func (m *metrics) collectSources(e emitter) {
 		states[string(s.State)]++
 		labels := []string{"instance", s.InstanceID, "tenant", s.TenantID, "dp_rank", strconv.Itoa(s.DPRank)}
 		e.gauge("source_sequence", "Sequence number of the last batch.", float64(s.Sequence), labels...)
-		for _, v := range []struct {
-			name, help string
-			value      uint64
-		}{
+		e.counters([]counted{
 			{"source_batches_total", "Batches of events received.", s.Batches},
 			{"source_events_total", "Events applied.", s.Events},
 			{"source_bad_total", "Events and batches that could not be read.", s.Bad},
@@ -158,9 +158,7 @@ func (m *metrics) collectSources(e emitter) {
 			{"source_stale_total", "Times that a gap was not covered and the source's blocks were dropped.", s.Stale},
 			{"source_mismatched_total", "Blocks whose hash is not what the engine's type and seed give.", s.Mismatched},
 			{"source_restarts_total", "Times that the sequence went back: the engine had been restarted.", s.Restarts},
-		} {
-			e.counter(v.name, v.help, v.value, labels...)
-		}
+		}, labels...)
 	}
 	for _, state := range []source.State{source.Connecting, source.Replaying, source.Live, source.Stale, source.Disconnected} {
 		e.gauge("sources", "Sources of events, by what they are at.", float64(states[string(state)]), "state", string(state))

@@ -15,7 +15,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -26,6 +25,8 @@ import (
 	"time"
 
 	"github.com/alecthomas/kong"
+
+	"larder/internal/httpd"
 )
 
 // flags are the command line.
@@ -104,17 +105,5 @@ func serve(ctx context.Context, l net.Listener, p *Proxy, patience time.Duration
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(l) }()
-	select {
-	case err := <-ended:
-		return err
-	case <-ctx.Done():
-	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
-	defer cancel()
-	if err := s.Shutdown(last); err != nil && !errors.Is(err, context.DeadlineExceeded) {
-		return err
-	}
-	return s.Close()
+	return httpd.Serve(ctx, l, s, patience)
 }

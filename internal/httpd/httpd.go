@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
+	"time"
 
 	"github.com/valyala/fasthttp"
 )
@@ -31,4 +33,21 @@ type Logger struct{ Logger *slog.Logger }
 // Printf implements fasthttp.Logger.
 func (l Logger) Printf(format string, args ...any) {
 	l.Logger.LogAttrs(context.Background(), slog.LevelDebug, "HTTP connection", slog.String("detail", fmt.Sprintf(format, args...)))
+}
+
+// Serve serves until ctx ends, and then what is being answered, for as long as patience lasts.
+func Serve(ctx context.Context, l net.Listener, s *http.Server, patience time.Duration) error {
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(l) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	if err := s.Shutdown(last); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return s.Close()
 }

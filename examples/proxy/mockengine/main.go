@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"net"
 	"net/http"
@@ -15,6 +14,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"larder/examples/proxy/engine"
+	"larder/internal/httpd"
 )
 
 // flags are the command line.
@@ -68,17 +68,5 @@ func run(ctx context.Context, f flags, log *slog.Logger) error {
 	log.LogAttrs(ctx, slog.LevelInfo, "serving", slog.String("id", f.ID), slog.String("url", "http://"+l.Addr().String()),
 		slog.String("events", e.EventsEndpoint()), slog.String("replay", e.ReplayEndpoint()))
 	s := &http.Server{Handler: e.Handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10}
-	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(l) }()
-	select {
-	case err := <-ended:
-		return err
-	case <-ctx.Done():
-	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
-	defer cancel()
-	if err := s.Shutdown(last); err != nil && !errors.Is(err, context.DeadlineExceeded) {
-		return err
-	}
-	return s.Close()
+	return httpd.Serve(ctx, l, s, stopTimeout)
 }
