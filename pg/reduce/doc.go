@@ -22,5 +22,6 @@
 // # Average
 //
 // [Reduce] with [Avg] sums; [Divide] ends it when the operands of all ranks are in. So a float16 sum may overflow although the
-// average would not, as in torch's own process groups on CPUs. Integers are truncated towards zero, as NCCL does.
+// average would not, as in torch's own process groups on CPUs. Integers are truncated towards zero, as
+// torch's div_ does with rounding_mode="trunc".
 package reduce

@@ -15,14 +15,14 @@ const blockBytes = 512
 // block holds elements as they are combined: float16 and bfloat16 as float32, bools as 0 or 1, all others as they are.
 type block [blockBytes / 8]uint64
 
-// fold reduces what comes after the first done bytes, as [Reduce] does. It has no operands passed on to functions that are not
+// fold reduces bytes from to to by an op that resolve gave. It has no operands passed on to functions that are not
 // known when it is compiled, which keeps them, and the blocks, off the heap.
-func fold(op Op, dt DType, dst []byte, srcs [][]byte, done int) {
+func fold(op Op, dt DType, dst []byte, srcs [][]byte, from, to int) {
 	var acc, next block
 	size, wide := dt.Size(), widened(dt)
 	step := blockBytes / wide.Size()
-	for at := done; at < len(dst); at += step * size {
-		n := min(step, (len(dst)-at)/size)
+	for at := from; at < to; at += step * size {
+		n := min(step, (to-at)/size)
 		load(dt, &acc, srcs[0][at:], n)
 		for _, src := range srcs[1:] {
 			load(dt, &next, src[at:], n)
@@ -81,13 +81,13 @@ func load(dt DType, to *block, from []byte, n int) {
 // store is the way back.
 func store(dt DType, to []byte, from *block, n int) {
 	switch dt {
-	case F16, BF16:
-		narrow := f32ToF16
-		if dt == BF16 {
-			narrow = f32ToBF16
-		}
+	case F16:
 		for i, w := range elements[uint32](from, n) {
-			binary.NativeEndian.PutUint16(to[2*i:], narrow(w))
+			binary.NativeEndian.PutUint16(to[2*i:], f32ToF16(w))
+		}
+	case BF16:
+		for i, w := range elements[uint32](from, n) {
+			binary.NativeEndian.PutUint16(to[2*i:], f32ToBF16(w))
 		}
 	default:
 		copy(to, elements[byte](from, n*dt.Size()))
@@ -98,61 +98,69 @@ func store(dt DType, to []byte, from *block, n int) {
 func combine(op Op, dt DType, acc, next *block, n int) {
 	switch dt {
 	case F32:
-		combineFloats(op, elements[float32](acc, n), elements[float32](next, n))
+		combineFloats[float32, uint32](op, acc, next, n)
 	case F64:
-		combineFloats(op, elements[float64](acc, n), elements[float64](next, n))
+		combineFloats[float64, uint64](op, acc, next, n)
 	case I8:
-		combineIntegers(op, elements[int8](acc, n), elements[int8](next, n))
+		combineIntegers[int8](op, acc, next, n)
 	case I16:
-		combineIntegers(op, elements[int16](acc, n), elements[int16](next, n))
+		combineIntegers[int16](op, acc, next, n)
 	case I32:
-		combineIntegers(op, elements[int32](acc, n), elements[int32](next, n))
+		combineIntegers[int32](op, acc, next, n)
 	case I64:
-		combineIntegers(op, elements[int64](acc, n), elements[int64](next, n))
-	case U8:
-		combineIntegers(op, elements[uint8](acc, n), elements[uint8](next, n))
+		combineIntegers[int64](op, acc, next, n)
+	case U8, Bool:
+		combineIntegers[uint8](op, acc, next, n)
 	case U16:
-		combineIntegers(op, elements[uint16](acc, n), elements[uint16](next, n))
+		combineIntegers[uint16](op, acc, next, n)
 	case U32:
-		combineIntegers(op, elements[uint32](acc, n), elements[uint32](next, n))
+		combineIntegers[uint32](op, acc, next, n)
 	case U64:
-		combineIntegers(op, elements[uint64](acc, n), elements[uint64](next, n))
-	case Bool:
-		combineBools(op, elements[uint8](acc, n), elements[uint8](next, n))
+		combineIntegers[uint64](op, acc, next, n)
 	default:
 		panic(&UnsupportedError{Op: op, DType: dt})
 	}
 }
 
-func combineFloats[T float32 | float64](op Op, acc, next []T) {
-	next = next[:len(acc)]
+func combineFloats[F float32 | float64, U uint32 | uint64](op Op, acc, next *block, n int) {
 	switch op {
-	case Sum, Avg:
-		for i, a := range acc {
-			if acc[i] += next[i]; isNaN(acc[i]) {
-				acc[i] = nanOf(a, next[i])
+	case Sum:
+		x, y := elements[F](acc, n), elements[F](next, n)
+		for i, a := range x {
+			if x[i] += y[i]; isNaN(x[i]) {
+				x[i] = nanOf(a, y[i])
 			}
 		}
 	case Prod:
-		for i, a := range acc {
-			if acc[i] *= next[i]; isNaN(acc[i]) {
-				acc[i] = nanOf(a, next[i])
+		x, y := elements[F](acc, n), elements[F](next, n)
+		for i, a := range x {
+			if x[i] *= y[i]; isNaN(x[i]) {
+				x[i] = nanOf(a, y[i])
 			}
 		}
 	case Min:
-		for i, a := range acc {
-			if keep := a < next[i] || isNaN(a); !keep {
-				acc[i] = next[i]
-			}
-		}
+		extremes[F, U](-1, acc, next, n)
 	case Max:
-		for i, a := range acc {
-			if keep := a > next[i] || isNaN(a); !keep {
-				acc[i] = next[i]
-			}
-		}
+		extremes[F, U](1, acc, next, n)
 	default:
-		panic("reduce: floats have no bitwise ops")
+		panic(&UnsupportedError{Op: op, DType: F32})
+	}
+}
+
+// extremes sets acc to the greater elements, or the lesser ones if sign is -1. It chooses among their bits, which takes no
+// branch: of random numbers a CPU guesses every other one wrong.
+func extremes[F float32 | float64, U uint32 | uint64](sign F, acc, next *block, n int) {
+	x, y := elements[F](acc, n), elements[F](next, n)
+	a, b := elements[U](acc, n), elements[U](next, n)
+	for i, kept := range a {
+		u, v, r := x[i], y[i], b[i]
+		if sign*u > sign*v {
+			r = kept
+		}
+		if isNaN(u) {
+			r = kept
+		}
+		a[i] = r
 	}
 }
 
@@ -179,10 +187,10 @@ func nanOf[T float32 | float64](a, b T) T {
 	return T(math.Float64frombits(own64))
 }
 
-func combineIntegers[T int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64](op Op, acc, next []T) {
-	next = next[:len(acc)]
+func combineIntegers[T int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64](op Op, to, from *block, n int) {
+	acc, next := elements[T](to, n), elements[T](from, n)
 	switch op {
-	case Sum, Avg:
+	case Sum:
 		for i := range acc {
 			acc[i] += next[i]
 		}
@@ -210,18 +218,8 @@ func combineIntegers[T int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | 
 		for i := range acc {
 			acc[i] ^= next[i]
 		}
-	}
-}
-
-// combineBools combines bytes that are 0 or 1.
-func combineBools(op Op, acc, next []uint8) {
-	switch op {
-	case Sum, Max, Bor:
-		combineIntegers(Bor, acc, next)
-	case Prod, Min, Band:
-		combineIntegers(Band, acc, next)
 	default:
-		combineIntegers(op, acc, next)
+		panic("reduce: an average is a sum here")
 	}
 }
 
@@ -229,31 +227,32 @@ func combineBools(op Op, acc, next []uint8) {
 func quotient(dt DType, acc *block, by, n int) {
 	switch dt {
 	case F32:
-		divideFloats(elements[float32](acc, n), by)
+		divideFloats[float32](acc, by, n)
 	case F64:
-		divideFloats(elements[float64](acc, n), by)
+		divideFloats[float64](acc, by, n)
 	case I8:
-		divideSigned(elements[int8](acc, n), by)
+		divideSigned[int8](acc, by, n)
 	case I16:
-		divideSigned(elements[int16](acc, n), by)
+		divideSigned[int16](acc, by, n)
 	case I32:
-		divideSigned(elements[int32](acc, n), by)
+		divideSigned[int32](acc, by, n)
 	case I64:
-		divideSigned(elements[int64](acc, n), by)
+		divideSigned[int64](acc, by, n)
 	case U8:
-		divideUnsigned(elements[uint8](acc, n), by)
+		divideUnsigned[uint8](acc, by, n)
 	case U16:
-		divideUnsigned(elements[uint16](acc, n), by)
+		divideUnsigned[uint16](acc, by, n)
 	case U32:
-		divideUnsigned(elements[uint32](acc, n), by)
+		divideUnsigned[uint32](acc, by, n)
 	case U64:
-		divideUnsigned(elements[uint64](acc, n), by)
+		divideUnsigned[uint64](acc, by, n)
 	default:
 		panic(&UnsupportedError{Op: Avg, DType: dt})
 	}
 }
 
-func divideFloats[T float32 | float64](acc []T, by int) {
+func divideFloats[T float32 | float64](b *block, by, n int) {
+	acc := elements[T](b, n)
 	for i, a := range acc {
 		if acc[i] /= T(by); isNaN(acc[i]) {
 			acc[i] = nanOf(a, a)
@@ -262,13 +261,15 @@ func divideFloats[T float32 | float64](acc []T, by int) {
 }
 
 // divideSigned truncates towards zero.
-func divideSigned[T int8 | int16 | int32 | int64](acc []T, by int) {
+func divideSigned[T int8 | int16 | int32 | int64](b *block, by, n int) {
+	acc := elements[T](b, n)
 	for i := range acc {
 		acc[i] = T(int64(acc[i]) / int64(by))
 	}
 }
 
-func divideUnsigned[T uint8 | uint16 | uint32 | uint64](acc []T, by int) {
+func divideUnsigned[T uint8 | uint16 | uint32 | uint64](b *block, by, n int) {
+	acc := elements[T](b, n)
 	d := uint64(by) //nolint:gosec // positive
 	for i := range acc {
 		acc[i] = T(uint64(acc[i]) / d)

@@ -17,11 +17,21 @@ func Reduce(op Op, dt DType, dst []byte, srcs ...[]byte) {
 			panic(fmt.Sprintf("reduce: operand %d has %d bytes, the result %d", i, len(src), len(dst)))
 		}
 	}
-	if len(srcs) == 1 && dt != Bool {
-		copy(dst, srcs[0])
-		return
+	if len(srcs) == 1 {
+		if dt != Bool {
+			copy(dst, srcs[0])
+			return
+		}
+		op, srcs = Bor, [][]byte{srcs[0], srcs[0]}
 	}
-	fold(op, dt, dst, srcs, 0)
+	op = resolve(op, dt)
+	first, end := foldLines(op, dt, dst, srcs)
+	if first > 0 {
+		fold(op, dt, dst, srcs, 0, first)
+	}
+	if end < len(dst) {
+		fold(op, dt, dst, srcs, end, len(dst))
+	}
 }
 
 // Divide ends an average over n operands: it divides every element of dst by n. Integers are truncated towards zero, floats
@@ -32,7 +42,30 @@ func Divide(dt DType, dst []byte, n int) {
 	if n <= 0 {
 		panic(fmt.Sprintf("reduce: an average over %d operands", n))
 	}
-	divide(dt, dst, n)
+	first, end := divideLines(dt, dst, n)
+	if first > 0 {
+		divide(dt, dst[:first], n)
+	}
+	if end < len(dst) {
+		divide(dt, dst[end:], n)
+	}
+}
+
+// resolve gives the op as which another is done: Avg is a sum until it is divided, and of bool there are just the bitwise ops.
+func resolve(op Op, dt DType) Op {
+	if op == Avg {
+		op = Sum
+	}
+	if dt == Bool {
+		switch op {
+		case Sum, Max:
+			op = Bor
+		case Prod, Min:
+			op = Band
+		default:
+		}
+	}
+	return op
 }
 
 func mustHave(op Op, dt DType, dst []byte) {
