@@ -75,6 +75,21 @@ func TestNamesAreListedWhole(t *testing.T) {
 	require.Empty(t, list)
 }
 
+func TestTheStatusOfASession(t *testing.T) {
+	s := startServer(t, map[string]int{"cxl": 4})
+	c := open(t, s, client.Config{TTL: time.Second})
+	for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		st := c.SessionStatus()
+		require.Equal(t, c.Session(), st.ID)
+		require.Equal(t, time.Second, st.TTL)
+		require.Less(t, st.Confirmed, st.TTL, "heartbeats are answered in time")
+	}
+	stopped, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	require.NoError(t, s.Stop(stopped))
+	require.Eventually(t, func() bool { return c.SessionStatus().Confirmed > time.Second }, 10*time.Second, time.Millisecond)
+}
+
 // watched collects what a watch tells, as text.
 type watched struct {
 	news chan string

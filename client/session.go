@@ -43,6 +43,27 @@ func (s *session) answered(sentAt int64) {
 	}
 }
 
+// SessionStatus is what a client knows of its present session.
+type SessionStatus struct {
+	ID  uint64
+	TTL time.Duration // after which the masters give it up when they hear nothing of the client; 0: they do not
+	// Confirmed is how long ago the latest request was sent by whose answer the leader is known to have heard of the client. While
+	// it is less than TTL the session is open. 0 if it does not expire.
+	Confirmed time.Duration
+}
+
+// SessionStatus returns what is known of the present session. Whoever counts on what ends with a session, such as leased names,
+// sees by it that the masters may have given it up, and by another ID that they have.
+func (c *Client) SessionStatus() SessionStatus {
+	s := c.sess.Load()
+	st := SessionStatus{ID: s.id, TTL: time.Duration(s.ttl)}
+	if s.ttl > 0 {
+		sentAt := s.fenceAt.Load() - s.ttl + margin(s.ttl)
+		st.Confirmed = time.Duration(max(c.cfg.Clock()-sentAt, 0))
+	}
+	return st
+}
+
 // ended reports whether the session is over.
 func (s *session) ended() bool {
 	select {
