@@ -258,14 +258,15 @@ func (c *Consumer) Consume(n int) {
 
 // Err is not nil when Ready is empty and no more will come: the producer was given up, or this end.
 func (c *Consumer) Err() error {
-	err := c.ended()
+	err := c.Ended()
 	if err != nil && !errors.Is(err, ErrCorrupt) && len(c.Ready()) > 0 { // looked at after the end: there is no more behind it
 		return nil
 	}
 	return err
 }
 
-func (c *Consumer) ended() error {
+// Ended is why no more will be written, whatever there is still to be read, or nil.
+func (c *Consumer) Ended() error {
 	if err := c.r.consumerErr.Load(); err != nil {
 		return *err
 	}
