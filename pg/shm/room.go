@@ -221,6 +221,20 @@ func (r *Room) Release(t, k int) {
 	}
 }
 
+// Published is how many chunks member k has published on a track so far, whether or not I have released them. Once k is dead it is
+// the same for all that ask.
+func (r *Room) Published(t, k int) uint64 {
+	if k == r.me {
+		return r.tracks[t].at
+	}
+	rd := &r.members[k].read[t]
+	n := rd.at
+	for n-rd.at < uint64(r.own.layout.Slots) && word64(r.slot(rd.slots, n), slotTurn).Load() == n+1 {
+		n++
+	}
+	return n
+}
+
 // corrupt notes that a member's outbox is not to be read any more.
 func (r *Room) corrupt(k int, format string, args ...any) {
 	if m := &r.members[k]; m.err == nil {
