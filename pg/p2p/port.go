@@ -10,8 +10,11 @@ import (
 
 // Config is what a port needs.
 type Config struct {
-	Me    int   // this process's rank: what it sends to itself arrives, too
-	Ranks []int // that a receive from [Any] may hear of; [Port.Reset] adds to them
+	Me int // this process's rank: what it sends to itself arrives, too
+
+	// Ranks are those that a receive from [Any] may hear of. It is asked when one is posted; those that Reset names later are
+	// added.
+	Ranks func() []int
 
 	// Lane gives the rings to and from a rank. It is asked when a lane is first needed, and again at each Poll as long as it says
 	// [ErrPending]; any other error ends the operations that need the lane. It must not block. The port closes what it gets.
@@ -35,11 +38,7 @@ type Port struct {
 
 // NewPort makes a port.
 func NewPort(cfg Config) *Port {
-	p := &Port{cfg: cfg, lanes: map[int]*lane{}}
-	for _, rank := range cfg.Ranks {
-		p.lane(rank)
-	}
-	return p
+	return &Port{cfg: cfg, lanes: map[int]*lane{}}
 }
 
 // lane is the lane with a rank, which need not be connected.
@@ -92,6 +91,9 @@ func (p *Port) Recv(from int, tag uint64, buf []byte) *Op {
 
 // receiveAny takes the message that came first of those that match, or posts the receive.
 func (p *Port) receiveAny(o *Op) {
+	for _, rank := range p.cfg.Ranks() {
+		p.lane(rank)
+	}
 	var from *lane
 	var at int
 	for _, l := range p.all {

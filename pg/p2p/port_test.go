@@ -25,7 +25,7 @@ func newWorld(tb testing.TB, n, ringBytes int) *world {
 		ranks = append(ranks, i)
 	}
 	for me := range n {
-		w.ports = append(w.ports, NewPort(Config{Me: me, Ranks: ranks, Lane: func(rank int) (*shm.Producer, *shm.Consumer, error) {
+		w.ports = append(w.ports, NewPort(Config{Me: me, Ranks: func() []int { return ranks }, Lane: func(rank int) (*shm.Producer, *shm.Consumer, error) {
 			w.connect(me, rank, ringBytes)
 			return w.ends[[2]int{me, rank}], w.in[[2]int{me, rank}], nil
 		}}))
