@@ -33,12 +33,13 @@ func (e *DownError) Unwrap() error { return e.Err }
 type TruncateError struct {
 	From   int
 	Tag    uint64
-	Bytes  uint64 // of the message
-	Buffer int    // bytes that there was room for
+	Bytes  int // of the message
+	Buffer int // bytes that there was room for
 }
 
 func (e *TruncateError) Error() string {
-	return fmt.Sprintf("p2p: rank %d has sent %d bytes with tag %d to a buffer of %d: receive into one that is as long", e.From, e.Bytes, e.Tag, e.Buffer)
+	return fmt.Sprintf("p2p: rank %d has sent %d bytes with tag %d to a buffer of %d: receive into one that is as long",
+		e.From, e.Bytes, e.Tag, e.Buffer)
 }
 
 // ProtocolError says that a rank has sent what this version does not.

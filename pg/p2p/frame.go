@@ -27,19 +27,20 @@ const (
 	grant
 	data
 	credit
-	kinds
 )
+
+const kinds = int(credit) + 1
 
 // frame is a header.
 type frame struct {
 	kind kind
 	tag  uint64
-	size uint64
+	size int // bytes
 	id   uint64
 }
 
 // body is how many bytes follow.
-func (f *frame) body() uint64 {
+func (f *frame) body() int {
 	if f.kind == eager || f.kind == data {
 		return f.size
 	}
@@ -47,45 +48,39 @@ func (f *frame) body() uint64 {
 }
 
 // span is what a frame with so long a body takes.
-func span(body uint64) uint64 { return (headerBytes + body + frameAlign - 1) &^ (frameAlign - 1) }
+func span(body int) int { return (headerBytes + body + frameAlign - 1) &^ (frameAlign - 1) }
 
 func (f *frame) put(b []byte) {
 	binary.NativeEndian.PutUint32(b, magic)
 	binary.NativeEndian.PutUint32(b[4:], uint32(f.kind))
 	binary.NativeEndian.PutUint64(b[8:], f.tag)
-	binary.NativeEndian.PutUint64(b[16:], f.size)
+	binary.NativeEndian.PutUint64(b[16:], uint64(f.size)) //nolint:gosec // lengths are not negative
 	binary.NativeEndian.PutUint64(b[24:], f.id)
 }
 
+// most is how large a frame of a kind may say that something is.
+var most = [kinds]uint64{eager: eagerBytes, ask: maxMessage, grant: maxMessage, data: partBytes, credit: creditBytes}
+
 // parse reads a header of headerBytes. What it returns is sound as far as a header alone can tell.
 func parse(b []byte) (frame, error) {
+	m, size := binary.NativeEndian.Uint32(b), binary.NativeEndian.Uint64(b[16:])
 	f := frame{
 		kind: kind(binary.NativeEndian.Uint32(b[4:])),
 		tag:  binary.NativeEndian.Uint64(b[8:]),
-		size: binary.NativeEndian.Uint64(b[16:]),
 		id:   binary.NativeEndian.Uint64(b[24:]),
-	}
-	m := binary.NativeEndian.Uint32(b)
-	most := uint64(maxMessage)
-	switch f.kind {
-	case eager:
-		most = eagerBytes
-	case data:
-		most = partBytes
-	case credit:
-		most = creditBytes
 	}
 	switch {
 	case m != magic:
 		return frame{}, fmt.Errorf("a header that begins with %#x", m)
-	case f.kind == 0 || f.kind >= kinds:
+	case f.kind == 0 || int(f.kind) >= kinds:
 		return frame{}, fmt.Errorf("a frame of kind %d", f.kind)
-	case f.size > most:
-		return frame{}, fmt.Errorf("a frame of kind %d for %d bytes, the most is %d", f.kind, f.size, most)
-	case f.size == 0 && (f.kind == data || f.kind == credit):
+	case size > most[f.kind]:
+		return frame{}, fmt.Errorf("a frame of kind %d for %d bytes, the most is %d", f.kind, size, most[f.kind])
+	case size == 0 && (f.kind == data || f.kind == credit):
 		return frame{}, fmt.Errorf("a frame of kind %d for no bytes", f.kind)
 	case f.tag != 0 && f.kind != eager && f.kind != ask, f.id != 0 && (f.kind == eager || f.kind == credit):
 		return frame{}, fmt.Errorf("a frame of kind %d with tag %d and id %d", f.kind, f.tag, f.id)
 	}
+	f.size = int(size) //nolint:gosec // it is bounded
 	return f, nil
 }

@@ -40,8 +40,8 @@ type outlet struct {
 	asked  map[uint64]*Op // sends that wait for their receive
 	ready  fifo[*Op]      // sends whose receive is there
 	grants fifo[frame]    // to be sent
-	owed   uint64         // credit to be given back
-	credit uint64         // room that the peer has for eager messages
+	owed   int            // credit to be given back
+	credit int            // room that the peer has for eager messages
 	ids    uint64         // asks so far
 }
 
@@ -50,12 +50,12 @@ type inlet struct {
 	frame  frame // that is arriving, if busy
 	busy   bool
 	dst    []byte // where the rest of the body goes; what it has no room for is dropped
-	left   uint64 // of the body
-	pad    uint64
+	left   int    // of the body
+	pad    int
 	op     *Op      // that it is for
 	keep   *message // or what keeps it
 	taking map[uint64]*Op
-	credit uint64 // room that the peer may take for eager messages
+	credit int    // room that the peer may take for eager messages
 	asks   int    // that are kept
 	ids    uint64 // of the last ask
 }
@@ -112,6 +112,7 @@ func (l *lane) connect() bool {
 // silent is a bell for a port that has none.
 type silent struct{}
 
+// Ring does nothing: there is nobody to wake.
 func (silent) Ring() {}
 
 func (p *Port) ringer() shm.Ringer {

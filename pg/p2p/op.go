@@ -16,8 +16,8 @@ type Op struct {
 	buf  []byte
 	seq  uint64 // of a receive: the order of posting
 	id   uint64 // of the ask
-	sent uint64 // bytes of a granted send that are in the ring
-	size uint64 // of the message; of a granted send: what was granted
+	sent int    // bytes of a granted message that are in the ring, or have come out of it
+	size int    // of the message; of a granted send: what was granted
 	done atomic.Bool
 	err  error
 }
@@ -35,7 +35,7 @@ func (o *Op) From() int { return o.rank }
 func (o *Op) Tag() uint64 { return o.tag }
 
 // Len is how many bytes of the buffer were filled, or sent.
-func (o *Op) Len() int { return min(len(o.buf), int(o.size)) }
+func (o *Op) Len() int { return min(len(o.buf), o.size) }
 
 // matches reports whether a receive takes a message with that tag.
 func (o *Op) matches(tag uint64) bool { return o.tag == AnyTag || o.tag == tag }

@@ -59,7 +59,7 @@ var errTarget = errors.New("p2p: a message goes to one rank, and has a tag that 
 // Send sends buf to a rank. Any number may be under way. What can go at once does; the rest goes in Poll. The message is in
 // buf until the operation is done, which must not be changed until then.
 func (p *Port) Send(to int, tag uint64, buf []byte) *Op {
-	o := &Op{rank: to, tag: tag, buf: buf, size: uint64(len(buf))}
+	o := &Op{rank: to, tag: tag, buf: buf, size: len(buf)}
 	switch {
 	case p.closed:
 		p.end(o, ErrClosed)

@@ -83,7 +83,7 @@ func TestMessagesOfAllSizesArrive(t *testing.T) {
 			want, got := random(n, uint64(i)), make([]byte, n)
 			var r, s *Op
 			if before {
-				r, s = w.ports[1].Recv(0, 5, got), nil
+				r = w.ports[1].Recv(0, 5, got)
 				s = w.ports[0].Send(1, 5, want)
 			} else {
 				s = w.ports[0].Send(1, 5, want)

@@ -41,9 +41,9 @@ func (l *lane) take(o *Op, i int) {
 		l.flush()
 	case l.in.keep == m: // the rest goes straight to where it belongs
 		l.in.keep, l.in.op = nil, o
-		got := int(m.frame.size - l.in.left)
+		got := m.frame.size - l.in.left
 		l.meet(o, m.frame)
-		l.in.dst = o.buf[min(copy(o.buf, m.buf[:got]), len(o.buf)):min(len(o.buf), int(m.frame.size))]
+		l.in.dst = o.buf[min(copy(o.buf, m.buf[:got]), len(o.buf)):min(len(o.buf), m.frame.size)]
 	default:
 		l.meet(o, m.frame)
 		copy(o.buf, m.buf)
@@ -64,7 +64,7 @@ func (l *lane) meet(o *Op, f frame) {
 // agree answers an ask.
 func (l *lane) agree(o *Op, f frame) {
 	l.meet(o, f)
-	room := min(f.size, uint64(len(o.buf)))
+	room := min(f.size, len(o.buf))
 	l.out.grants.push(frame{kind: grant, size: room, id: f.id})
 	if room == 0 {
 		l.received(o)
@@ -75,7 +75,7 @@ func (l *lane) agree(o *Op, f frame) {
 
 // received ends a receive that has all it can have.
 func (l *lane) received(o *Op) {
-	if o.size > uint64(len(o.buf)) {
+	if o.size > len(o.buf) {
 		l.port.end(o, &TruncateError{From: l.rank, Tag: o.tag, Bytes: o.size, Buffer: len(o.buf)})
 		return
 	}
@@ -131,14 +131,14 @@ func (l *lane) begun(ready []byte) int {
 // gulp takes what is there of the frame, behind so many bytes that have been looked at.
 func (l *lane) gulp(ready []byte, at int) int {
 	in := &l.in
-	n := int(min(uint64(min(len(ready), stepBytes)-at), in.left))
+	n := min(len(ready)-at, stepBytes-at, in.left)
 	in.dst = in.dst[copy(in.dst, ready[at:at+n]):]
-	in.left -= uint64(n)
+	in.left -= n
 	n += at
 	if in.left == 0 {
-		pad := min(in.pad, uint64(len(ready)-n))
+		pad := min(in.pad, len(ready)-n)
 		in.pad -= pad
-		n += int(pad)
+		n += pad
 	}
 	l.c.Consume(n)
 	if in.left == 0 && in.pad == 0 {
@@ -151,6 +151,7 @@ func (l *lane) gulp(ready []byte, at int) int {
 func (l *lane) admit(f frame) {
 	in := &l.in
 	switch f.kind {
+	case grant, credit: // there is nothing to keep
 	case eager:
 		if span(f.size) > in.credit {
 			l.broken("more messages than there is room for")
@@ -159,7 +160,7 @@ func (l *lane) admit(f frame) {
 		in.credit -= span(f.size)
 		if in.op = l.port.match(l, f.tag); in.op != nil {
 			l.meet(in.op, f)
-			in.dst = in.op.buf[:min(uint64(len(in.op.buf)), f.size)]
+			in.dst = in.op.buf[:min(len(in.op.buf), f.size)]
 			return
 		}
 		in.keep = l.keep(f)
@@ -172,7 +173,7 @@ func (l *lane) admit(f frame) {
 		in.ids = f.id
 	case data:
 		op := in.taking[f.id]
-		if op == nil || f.size > min(op.size, uint64(len(op.buf)))-op.sent {
+		if op == nil || f.size > min(op.size, len(op.buf))-op.sent {
 			l.broken("%d bytes that nobody has asked for", f.size)
 			return
 		}
@@ -211,7 +212,7 @@ func (l *lane) arrived() {
 	case grant:
 		l.granted(f)
 	case data:
-		if op.sent += f.size; op.sent == min(op.size, uint64(len(op.buf))) {
+		if op.sent += f.size; op.sent == min(op.size, len(op.buf)) {
 			delete(in.taking, f.id)
 			l.received(op)
 		}

@@ -92,7 +92,7 @@ func (l *lane) announce(op *Op) int {
 func (l *lane) begin(f frame, body []byte, op *Op) int {
 	o := &l.out
 	f.put(l.p.Free())
-	o.kind, o.op, o.body, o.pad = f.kind, op, body, int(span(f.body())-headerBytes-f.body())
+	o.kind, o.op, o.body, o.pad = f.kind, op, body, span(f.body())-headerBytes-f.body()
 	return l.pour(headerBytes)
 }
 
@@ -121,10 +121,10 @@ func (l *lane) sent() {
 	o := &l.out
 	op, kind := o.op, o.kind
 	o.op, o.body, o.kind = nil, nil, 0
-	switch kind {
-	case eager:
+	if kind == eager {
 		l.port.end(op, nil)
-	case data:
+	}
+	if kind == data {
 		op.sent += min(op.size-op.sent, partBytes)
 		if op.sent == op.size {
 			o.ready.pop()

@@ -33,6 +33,8 @@ type Bell struct {
 	f    *os.File
 	vain atomic.Int32 // how often spinning was in vain of late: see spin
 	wait atomic.Uint32
+
+	longest time.Duration // longestSleep
 }
 
 // bellPage is a bell's memory. It is unmapped when nobody has it any more, which the garbage collector finds out: a
@@ -66,7 +68,7 @@ func mapBell(f *os.File) (*Bell, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, page := &Bell{}, &bellPage{mem}
+	b, page := &Bell{longest: longestSleep}, &bellPage{mem}
 	runtime.AddCleanup(page, func(mem []byte) { _ = unmap(mem) }, mem) // it is mapped
 	b.page.Store(page)
 	return b, nil
@@ -106,7 +108,7 @@ func (b *Bell) Wait(ready func() bool, spin, limit time.Duration) bool {
 		if left <= 0 || page == nil {
 			return ready()
 		}
-		if page.sleep(ready, min(left, longestSleep)) {
+		if page.sleep(ready, min(left, b.longest)) {
 			return true
 		}
 	}

@@ -21,6 +21,11 @@ func word32(b []byte, at int) *atomic.Uint32 {
 	return (*atomic.Uint32)(unsafe.Pointer(&b[at : at+4][0])) //nolint:gosec // callers align
 }
 
+// wide is a size as shared counters count, narrow the reverse for what has been compared with a size.
+
+func wide(n int) uint64   { return uint64(n) } //nolint:gosec // sizes are not negative
+func narrow(n uint64) int { return int(n) }    //nolint:gosec // see above
+
 // wholePages rounds n up to the pages of this host.
 func wholePages(n int) int {
 	page := os.Getpagesize()

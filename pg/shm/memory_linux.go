@@ -64,7 +64,7 @@ func mapFile(f *os.File, size int, writable bool) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return unsafe.Slice((*byte)(p), size), nil
+	return unsafe.Slice((*byte)(p), size), nil //nolint:gosec // so much is mapped
 }
 
 func mapAt(at unsafe.Pointer, f *os.File, offset, size int, writable bool) (unsafe.Pointer, error) {
@@ -79,7 +79,7 @@ func mapAt(at unsafe.Pointer, f *os.File, offset, size int, writable bool) (unsa
 	if err != nil {
 		return nil, fmt.Errorf("shm: map shared memory: %w", err)
 	}
-	_ = unix.Madvise(unsafe.Slice((*byte)(p), size), unix.MADV_DONTFORK) // best effort
+	_ = unix.Madvise(unsafe.Slice((*byte)(p), size), unix.MADV_DONTFORK) //nolint:gosec // so much is mapped; best effort
 	return p, nil
 }
 
@@ -90,7 +90,7 @@ func mapTwice(f *os.File, head, size int) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("shm: reserve addresses: %w", err)
 	}
-	b := unsafe.Slice((*byte)(base), whole)
+	b := unsafe.Slice((*byte)(base), whole) //nolint:gosec // so much is mapped
 	if _, err = mapAt(base, f, 0, head+size, true); err == nil {
 		_, err = mapAt(unsafe.Add(base, head+size), f, head, size, true)
 	}
@@ -102,7 +102,7 @@ func mapTwice(f *os.File, head, size int) ([]byte, error) {
 
 // unmap lets go of what mapFile or mapTwice has mapped.
 func unmap(b []byte) error {
-	return unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)))
+	return unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b))) //nolint:gosec // it is a mapping
 }
 
 // Operations of futex(2). Without FUTEX_PRIVATE_FLAG they work between processes.
@@ -115,11 +115,12 @@ const (
 func futexWait(b []byte, at int, was uint32, limit time.Duration) {
 	ts := unix.NsecToTimespec(int64(limit))
 	// EAGAIN (the word is another by now), EINTR and ETIMEDOUT all mean: look again.
-	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&b[at])), futexWaitOp, uintptr(was),
-		uintptr(unsafe.Pointer(&ts)), 0, 0)
+	//nolint:gosec // the word is aligned, and mapped memory does not move
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&b[at])), futexWaitOp, uintptr(was), uintptr(unsafe.Pointer(&ts)), 0, 0)
 }
 
 // futexWake wakes all that sleep on the word. It does not block, so the scheduler need not know of it.
 func futexWake(b []byte, at int) {
+	//nolint:gosec // as above
 	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&b[at])), futexWakeOp, math.MaxInt32, 0, 0, 0)
 }

@@ -70,10 +70,13 @@ const (
 
 func (l Layout) starvedAt(track int) int              { return track * apart }
 func (l Layout) releasedAt(track, k, members int) int { return (l.Tracks + track*members + k) * apart }
-func (l Layout) head(members int) int                 { return wholePages(l.Tracks * (1 + members) * apart) }
-func (l Layout) slotSpan() int                        { return (slotHeader + l.SlotBytes + apart - 1) &^ (apart - 1) }
-func (l Layout) trackSpan() int                       { return l.Slots * l.slotSpan() }
-func (l Layout) bytes(members int) int                { return wholePages(l.head(members) + l.Tracks*l.trackSpan()) }
+
+func (l Layout) head(members int) int { return wholePages(l.Tracks * (1 + members) * apart) }
+
+func (l Layout) slotSpan() int         { return (slotHeader + l.SlotBytes + apart - 1) &^ (apart - 1) }
+func (l Layout) trackSpan() int        { return l.Slots * l.slotSpan() }
+func (l Layout) bytes(members int) int { return wholePages(l.head(members) + l.Tracks*l.trackSpan()) }
+
 func (l Layout) track(mem []byte, t, members int) []byte { // its slots
 	return mem[l.head(members)+t*l.trackSpan():][:l.trackSpan()]
 }

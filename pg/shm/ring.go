@@ -148,16 +148,16 @@ func mapRing(f *os.File, size int) (*ring, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &ring{mem: mem, data: mem[os.Getpagesize():], size: uint64(size)}
+	r := &ring{mem: mem, data: mem[os.Getpagesize():], size: wide(size)}
 	r.ends.Store(1)
 	return r, nil
 }
 
 // Size is the ring's capacity in bytes.
-func (p *Producer) Size() int { return int(p.r.size) }
+func (p *Producer) Size() int { return narrow(p.r.size) }
 
-// Free is the memory to write next, all that is free, which may be nothing. A producer that finds less than half of the ring
-// free has its bell rung when there is more: who waits for room waits for no more than half.
+// Free is the memory to write next: half of the ring at least, or all that is free, which may be nothing. A producer that finds less
+// than half of the ring free has its bell rung when there is more: who waits for room waits for no more than half.
 func (p *Producer) Free() []byte {
 	if p.closed.Load() || p.r.producerErr.Load() != nil {
 		return nil
@@ -192,13 +192,13 @@ func (p *Producer) starve(on bool) {
 
 // Commit makes the first n bytes of Free visible to the consumer, and rings its bell.
 func (p *Producer) Commit(n int) {
-	if n < 0 || uint64(n) > p.free() {
+	if n < 0 || wide(n) > p.free() {
 		panic(fmt.Sprintf("shm: commit of %d bytes where %d are free", n, p.free()))
 	}
 	if n == 0 || p.closed.Load() {
 		return
 	}
-	p.head += uint64(n)
+	p.head += wide(n)
 	p.r.word(ringHead).Store(p.head)
 	p.peer.Ring()
 }
@@ -225,7 +225,7 @@ func (p *Producer) Fail(err error) { p.fail(&p.r.producerErr, ringPEnded, err) }
 func (p *Producer) Close() error { return p.close(&p.r.producerErr, ringPEnded) }
 
 // Size is the ring's capacity in bytes.
-func (c *Consumer) Size() int { return int(c.r.size) }
+func (c *Consumer) Size() int { return narrow(c.r.size) }
 
 // Ready is what can be read, all of it, which may be nothing. The bytes stay until Consume; a producer that has gone mad may
 // change them, so what decodes them takes a copy of what it checks.
@@ -243,13 +243,13 @@ func (c *Consumer) Ready() []byte {
 
 // Consume gives the first n bytes of Ready back to the producer, and rings its bell if it waits for room.
 func (c *Consumer) Consume(n int) {
-	if n < 0 || uint64(n) > c.r.size {
+	if n < 0 || wide(n) > c.r.size {
 		panic(fmt.Sprintf("shm: consume %d bytes of a ring of %d", n, c.r.size))
 	}
 	if n == 0 || c.closed.Load() {
 		return
 	}
-	c.tail += uint64(n)
+	c.tail += wide(n)
 	c.r.word(ringTail).Store(c.tail)
 	if c.r.word(ringStarved).Load() != 0 {
 		c.peer.Ring()

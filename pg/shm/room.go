@@ -60,7 +60,8 @@ type track struct {
 func NewRoom(me int, own *Outbox, others []*os.File, bells []*Bell) (*Room, error) {
 	n := len(others)
 	if n != own.members || len(bells) != n || me < 0 || me >= n {
-		return nil, fmt.Errorf("%w: member %d of a room with %d files, %d bells, and an outbox for %d", ErrConfig, me, n, len(bells), own.members)
+		return nil, fmt.Errorf("%w: member %d of a room with %d files, %d bells, and an outbox for %d",
+			ErrConfig, me, n, len(bells), own.members)
 	}
 	r := &Room{me: me, own: own, members: make([]member, n), tracks: make([]track, own.layout.Tracks)}
 	size := own.layout.bytes(n)
@@ -92,7 +93,7 @@ func NewRoom(me int, own *Outbox, others []*os.File, bells []*Bell) (*Room, erro
 func (r *Room) lay(t int) {
 	l, n, own := r.own.layout, len(r.members), r.own.mem
 	tr := &r.tracks[t]
-	tr.slots, tr.free = l.track(own, t, n), uint64(l.Slots)
+	tr.slots, tr.free = l.track(own, t, n), wide(l.Slots)
 	tr.starved = word64(own, l.starvedAt(t))
 	tr.others = make([]*atomic.Uint64, n)
 	for k := range r.members {
@@ -118,7 +119,7 @@ func (r *Room) Layout() Layout { return r.own.layout }
 // slot is where the i-th chunk of a track lies.
 func (r *Room) slot(slots []byte, i uint64) []byte {
 	span := r.own.layout.slotSpan()
-	return slots[int(i&uint64(r.own.layout.Slots-1))*span:][:span]
+	return slots[narrow(i&wide(r.own.layout.Slots-1))*span:][:span]
 }
 
 // TryReserve is the memory of the next chunk of mine on a track, SlotBytes long, or nil while a member that is alive has not
@@ -152,13 +153,13 @@ func (r *Room) rescan(tr *track, t int) bool {
 			continue
 		}
 		released := tr.others[k].Load()
-		if tr.at-released > uint64(r.own.layout.Slots) { // more than there is, or fewer than it had
+		if tr.at-released > wide(r.own.layout.Slots) { // more than there is, or fewer than it had
 			r.corrupt(k, "it has released %d of %d chunks on track %d", released, tr.at, t)
 			continue
 		}
 		slowest = min(slowest, released)
 	}
-	tr.free = slowest + uint64(r.own.layout.Slots)
+	tr.free = slowest + wide(r.own.layout.Slots)
 	return tr.at < tr.free
 }
 
@@ -166,11 +167,12 @@ func (r *Room) rescan(tr *track, t int) bool {
 // be 0: a mere signal.
 func (r *Room) Publish(t int, h Header, n int) {
 	tr := &r.tracks[t]
-	if n < 0 || n > r.own.layout.SlotBytes || tr.at == tr.free {
+	if n < 0 || n > r.own.layout.SlotBytes || n > maxSlotBytes || tr.at == tr.free {
 		panic(fmt.Sprintf("shm: publish %d bytes in a slot of %d that was not reserved", n, r.own.layout.SlotBytes))
 	}
 	s := r.slot(tr.slots, tr.at)
-	putHeader(s, h, uint32(n))
+	h.Len = uint32(n)
+	putHeader(s, h)
 	tr.at++
 	word64(s, slotTurn).Store(tr.at)
 	for k := range r.members {
@@ -204,9 +206,9 @@ func (r *Room) TryRead(t, k int) (h Header, p []byte, ok bool) {
 
 // expectOld checks the turn of a slot that has nothing new: it is that of the chunk before, or none.
 func (r *Room) expectOld(k, t int, turn, at uint64) {
-	slots := uint64(r.own.layout.Slots)
+	slots := wide(r.own.layout.Slots)
 	if turn != 0 && turn+slots != at+1 {
-		r.corrupt(k, "chunk %d where %d comes next on track %d", int(turn)-1, int(at), t)
+		r.corrupt(k, "chunk %d where %d comes next on track %d", turn-1, at, t)
 	}
 }
 
@@ -229,7 +231,7 @@ func (r *Room) Published(t, k int) uint64 {
 	}
 	rd := &r.members[k].read[t]
 	n := rd.at
-	for n-rd.at < uint64(r.own.layout.Slots) && word64(r.slot(rd.slots, n), slotTurn).Load() == n+1 {
+	for n-rd.at < wide(r.own.layout.Slots) && word64(r.slot(rd.slots, n), slotTurn).Load() == n+1 {
 		n++
 	}
 	return n
@@ -268,11 +270,11 @@ func (r *Room) unmapOthers() (err error) {
 
 // Headers are in the byte order of the host: nobody else reads them.
 
-func putHeader(s []byte, h Header, n uint32) {
+func putHeader(s []byte, h Header) {
 	binary.NativeEndian.PutUint64(s[slotSeq:], h.Seq)
 	binary.NativeEndian.PutUint64(s[slotSig:], h.Sig)
 	binary.NativeEndian.PutUint32(s[slotStep:], h.Step)
-	binary.NativeEndian.PutUint32(s[slotLen:], n)
+	binary.NativeEndian.PutUint32(s[slotLen:], h.Len)
 }
 
 func getHeader(s []byte) Header {
