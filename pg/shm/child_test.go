@@ -25,6 +25,7 @@ var children = map[string]func(args []string, file func(i int) *os.File) error{
 	"echo":  echoChild,
 	"flood": floodChild,
 	"room":  roomChild,
+	"sum":   sumChild,
 }
 
 // runChild does a child's job.
@@ -167,8 +168,8 @@ type seat struct {
 }
 
 // join makes a member: tell passes its address on, and all is what comes back, everybody's.
-func join(me, n int, tell func(address) ([]address, error)) (*seat, error) {
-	box, err := NewOutbox(childLayout, n)
+func join(l Layout, me, n int, tell func(address) ([]address, error)) (*seat, error) {
+	box, err := NewOutbox(l, n)
 	if err != nil {
 		return nil, err
 	}
@@ -243,12 +244,10 @@ func (s *seat) step() (moved bool, err error) {
 	return moved, nil
 }
 
-// roomChild is member args[0] of args[1], until its input ends or names members that are down.
-func roomChild(args []string, _ func(i int) *os.File) error {
-	me, _ := strconv.Atoi(args[0])
-	n, _ := strconv.Atoi(args[1])
+// joinParent joins the room of which the parent is member 0, which tells the others' addresses by the standard input.
+func joinParent(l Layout, me, n int) (*seat, *bufio.Reader, error) {
 	in := bufio.NewReader(os.Stdin)
-	s, err := join(me, n, func(a address) (all []address, err error) {
+	s, err := join(l, me, n, func(a address) (all []address, err error) {
 		if err := json.NewEncoder(os.Stdout).Encode(a); err != nil {
 			return nil, err
 		}
@@ -258,6 +257,14 @@ func roomChild(args []string, _ func(i int) *os.File) error {
 		}
 		return all, json.Unmarshal(line, &all)
 	})
+	return s, in, err
+}
+
+// roomChild is member args[0] of args[1], until its input ends or names members that are down.
+func roomChild(args []string, _ func(i int) *os.File) error {
+	me, _ := strconv.Atoi(args[0])
+	n, _ := strconv.Atoi(args[1])
+	s, in, err := joinParent(childLayout, me, n)
 	if err != nil {
 		return err
 	}
@@ -290,12 +297,12 @@ func roomChild(args []string, _ func(i int) *os.File) error {
 	}
 }
 
-// seats starts children 1 to n-1 of a room whose member 0 is this process.
-func seats(tb testing.TB, n int) (*seat, []*exec.Cmd, []io.WriteCloser) {
+// seats starts children 1 to n-1 of a room whose member 0 is this process. Their job is a format for their number, and n.
+func seats(tb testing.TB, l Layout, n int, job string) (*seat, []*exec.Cmd, []io.WriteCloser) {
 	tb.Helper()
 	cmds, ins, all := make([]*exec.Cmd, n), make([]io.WriteCloser, n), make([]address, n)
 	for k := 1; k < n; k++ {
-		cmds[k] = childCommand(tb, fmt.Sprintf("room %d %d", k, n))
+		cmds[k] = childCommand(tb, fmt.Sprintf(job, k, n))
 		in, err := cmds[k].StdinPipe()
 		require.NoError(tb, err)
 		out, err := cmds[k].StdoutPipe()
@@ -304,7 +311,7 @@ func seats(tb testing.TB, n int) (*seat, []*exec.Cmd, []io.WriteCloser) {
 		require.NoError(tb, json.NewDecoder(out).Decode(&all[k]))
 		ins[k] = in
 	}
-	s, err := join(0, n, func(a address) ([]address, error) {
+	s, err := join(l, 0, n, func(a address) ([]address, error) {
 		all[0] = a
 		for k := 1; k < n; k++ {
 			if err := json.NewEncoder(ins[k]).Encode(all); err != nil {

@@ -226,7 +226,7 @@ func TestRoomsThatCannotBe(t *testing.T) {
 
 // Four processes publish to each other as fast as they can, and check what they read. One after the other is killed.
 func TestProcessesThatAreKilledOneAfterTheOther(t *testing.T) {
-	s, cmds, ins := seats(t, 4)
+	s, cmds, ins := seats(t, childLayout, 4, "room %d %d")
 	work := func(until func() bool) {
 		deadline := time.Now().Add(20 * time.Second)
 		for !until() {
