@@ -18,6 +18,7 @@ type Op struct {
 	id   uint64 // of the ask
 	sent int    // bytes of a granted message that are in the ring, or have come out of it
 	size int    // of the message; of a granted send: what was granted
+	room int    // of a receive that was granted: what it has room for of the message
 	done atomic.Bool
 	err  error
 }

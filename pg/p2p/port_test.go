@@ -1,8 +1,10 @@
 package p2p
 
 import (
+	"bytes"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -524,4 +526,60 @@ func FuzzFrames(f *testing.F) {
 		w.settle()
 		done(t, s, r)
 	})
+}
+
+// A buffer is its owner's again when an operation was canceled, in whatever state, and the stream goes on.
+func TestAnOperationThatIsCanceled(t *testing.T) {
+	for _, size := range []int{10, eagerBytes, 1 << 20} {
+		for polls := range 12 {
+			for _, sender := range []bool{false, true} {
+				w := newWorld(t, 2, 1<<14)
+				want, buf := random(size, 1), make([]byte, size)
+				out := slices.Clone(want)
+				s, r := w.ports[0].Send(1, 1, out), w.ports[1].Recv(0, 1, buf)
+				for range polls {
+					w.ports[0].Poll()
+					w.ports[1].Poll()
+				}
+				was := slices.Clone(buf)
+				if sender {
+					wasDone := s.Done()
+					w.ports[0].Cancel(s, errDead)
+					require.True(t, s.Done())
+					require.Equal(t, !wasDone, errors.Is(s.Err(), errDead))
+					clear(out)
+				} else {
+					wasDone := r.Done()
+					w.ports[1].Cancel(r, errDead)
+					require.True(t, r.Done())
+					require.Equal(t, !wasDone, errors.Is(r.Err(), errDead))
+				}
+				w.settle()
+				if sender {
+					done(t, r)
+					require.True(t, bytes.Equal(want, buf))
+				} else {
+					require.True(t, bytes.Equal(was, buf), "nothing is written any more")
+				}
+				next := make([]byte, size)
+				w.ports[0].Send(1, 2, want)
+				r = w.ports[1].Recv(0, 2, next)
+				w.settle()
+				done(t, r)
+				require.True(t, bytes.Equal(want, next))
+			}
+		}
+	}
+	w := newWorld(t, 2, 1<<14)
+	p := w.ports[0]
+	p.cfg.Lane = func(int) (*shm.Producer, *shm.Consumer, error) { return nil, nil, ErrPending }
+	s, r, anybody := p.Send(1, 1, nil), p.Recv(1, 1, nil), p.Recv(Any, 1, nil)
+	for _, o := range []*Op{s, r, anybody} {
+		p.Cancel(o, errDead)
+		require.ErrorIs(t, o.Err(), errDead)
+	}
+	l := p.lanes[1]
+	require.True(t, l.out.queue.empty())
+	require.Empty(t, l.posted)
+	require.Empty(t, p.any)
 }

@@ -64,9 +64,9 @@ func (l *lane) meet(o *Op, f frame) {
 // agree answers an ask.
 func (l *lane) agree(o *Op, f frame) {
 	l.meet(o, f)
-	room := min(f.size, len(o.buf))
-	l.out.grants.push(frame{kind: grant, size: room, id: f.id})
-	if room == 0 {
+	o.room = min(f.size, len(o.buf))
+	l.out.grants.push(frame{kind: grant, size: o.room, id: f.id})
+	if o.room == 0 {
 		l.received(o)
 		return
 	}
@@ -173,11 +173,13 @@ func (l *lane) admit(f frame) {
 		in.ids = f.id
 	case data:
 		op := in.taking[f.id]
-		if op == nil || f.size > min(op.size, len(op.buf))-op.sent {
+		if op == nil || f.size > op.room-op.sent {
 			l.broken("%d bytes that nobody has asked for", f.size)
 			return
 		}
-		in.op, in.dst = op, op.buf[op.sent:op.sent+f.size]
+		if in.op = op; op.buf != nil { // as it is of one that was canceled
+			in.dst = op.buf[op.sent : op.sent+f.size]
+		}
 	}
 }
 
@@ -212,7 +214,7 @@ func (l *lane) arrived() {
 	case grant:
 		l.granted(f)
 	case data:
-		if op.sent += f.size; op.sent == min(op.size, len(op.buf)) {
+		if op.sent += f.size; op.sent == op.room {
 			delete(in.taking, f.id)
 			l.received(op)
 		}
