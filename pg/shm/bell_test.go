@@ -136,3 +136,21 @@ func TestABellThatAPeerGarbles(t *testing.T) {
 	stop.Store(true)
 	wg.Wait()
 }
+
+// The peer acts at the worst moment: just after the sleeper's last look.
+func TestARingBetweenTheLastLookAndSleep(t *testing.T) {
+	own, peers := twins(t)
+	own.longest = time.Hour
+	up, looked := false, 0
+	start := time.Now()
+	require.True(t, own.Wait(func() bool {
+		was := up
+		if looked++; looked == 2 { // the first is before the sleeper counts itself
+			up = true
+			peers.Ring()
+		}
+		return was
+	}, 0, 10*time.Second))
+	require.Less(t, time.Since(start), 10*time.Second)
+	require.Equal(t, 3, looked)
+}

@@ -89,6 +89,40 @@ func TestAStreamArrives(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
+// Both ends sleep whenever they have to wait, until they are woken.
+func TestBothEndsAreWoken(t *testing.T) {
+	pb, producer := twins(t)
+	cb, consumer := twins(t)
+	pb.longest, cb.longest = time.Hour, time.Hour
+	p, f, err := CreateRing(4096, consumer)
+	require.NoError(t, err)
+	c, err := OpenRing(f, producer)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	const total = 8 << 20
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for left := total; left > 0; {
+			if !pb.Wait(func() bool { return len(p.Free()) >= 2048 }, 0, 10*time.Second) {
+				t.Error("the producer was not woken")
+				return
+			}
+			n := min(left, len(p.Free()))
+			p.Commit(n)
+			left -= n
+		}
+	})
+	for left := total; left > 0; {
+		require.True(t, cb.Wait(func() bool { return len(c.Ready()) > 0 }, 0, 10*time.Second), "the consumer was not woken")
+		n := min(len(c.Ready()), 700)
+		c.Consume(n)
+		left -= n
+	}
+	wg.Wait()
+	require.NoError(t, p.Close())
+	require.NoError(t, c.Close())
+}
+
 func TestCountersMayWrap(t *testing.T) {
 	p, c, _, _ := newRing(t, 4096)
 	const start = ^uint64(0) - 4095 // a multiple of the size: where both are empty
