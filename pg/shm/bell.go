@@ -119,9 +119,13 @@ func (b *Bell) Wait(ready func() bool, spin, limit time.Duration) bool {
 // running: 105 us instead of 4 by sleeping at once. Which of the two it is the last waits tell: each that spins in vain halves the
 // time of the next ones, each that does not doubles it again, and every 64th tries all of it.
 const (
-	mostHalvings = 6 // of 50 us: less than a microsecond is left
+	mostHalvings = 8 // of 50 us: 0.2 us are left
 	tryEvery     = 64
 	looks        = 64 // between readings of the clock, which cost as much as several
+
+	// Who is to make it ready may be a goroutine of this process. But the scheduler wakes a thread for it, microseconds that a spin
+	// which is short of late should not cost.
+	yieldAfter = 2 * time.Microsecond
 )
 
 // spin calls ready until it says yes or the time is over.
@@ -130,14 +134,16 @@ func (b *Bell) spin(ready func() bool, start time.Time, d time.Duration) bool {
 	if b.wait.Add(1)%tryEvery != 0 {
 		d >>= vain
 	}
-	for since(start) < d {
+	for spent := time.Duration(0); spent < d; spent = since(start) {
+		if spent > yieldAfter {
+			runtime.Gosched()
+		}
 		for range looks {
 			if ready() {
 				b.vain.Store(max(vain-1, 0))
 				return true
 			}
 		}
-		runtime.Gosched() // who is to make it ready may be a goroutine of this process
 	}
 	b.vain.Store(min(vain+1, mostHalvings))
 	return false

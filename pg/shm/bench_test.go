@@ -3,6 +3,7 @@ package shm
 import (
 	"crypto/subtle"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -47,19 +48,25 @@ func BenchmarkRoundTrip(b *testing.B) {
 func BenchmarkRing(b *testing.B) {
 	for _, size := range []int{64, 1 << 10, 16 << 10, 64 << 10, 256 << 10} {
 		b.Run(fmt.Sprintf("%d", size), func(b *testing.B) {
-			p, c, _, _ := newRing(b, 1<<20)
+			pb, producer := twins(b)
+			cb, consumer := twins(b)
+			p, f, err := CreateRing(1<<20, consumer)
+			require.NoError(b, err)
+			c, err := OpenRing(f, producer)
+			require.NoError(b, err)
 			src, dst := make([]byte, size), make([]byte, size)
 			b.SetBytes(int64(size))
 			var wg sync.WaitGroup
 			wg.Go(func() {
 				for p.Err() == nil {
+					pb.Wait(func() bool { return len(p.Free()) >= size || p.Err() != nil }, 50*time.Microsecond, time.Second)
 					if free := p.Free(); len(free) >= size {
 						p.Commit(copy(free, src))
 					}
 				}
 			})
 			for b.Loop() {
-				for len(c.Ready()) < size {
+				for !cb.Wait(func() bool { return len(c.Ready()) >= size }, 50*time.Microsecond, time.Second) {
 					continue
 				}
 				copy(dst, c.Ready())
@@ -67,6 +74,9 @@ func BenchmarkRing(b *testing.B) {
 			}
 			c.Fail(nil)
 			wg.Wait()
+			for _, x := range []io.Closer{p, c, f} {
+				require.NoError(b, x.Close())
+			}
 		})
 	}
 }
