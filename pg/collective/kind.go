@@ -35,6 +35,8 @@ func (k Kind) String() string {
 	return kinds[k]
 }
 
-// rooted reports whether a kind has a root, reduces whether it has an operation.
-func (k Kind) rooted() bool  { return k == Broadcast || k == Reduce || k == Gather || k == Scatter }
-func (k Kind) reduces() bool { return k == AllReduce || k == Reduce || k == ReduceScatter }
+// Rooted reports whether a kind has a root.
+func (k Kind) Rooted() bool { return k == Broadcast || k == Reduce || k == Gather || k == Scatter }
+
+// Reduces reports whether a kind has an operation.
+func (k Kind) Reduces() bool { return k == AllReduce || k == Reduce || k == ReduceScatter }

@@ -27,6 +27,9 @@ const (
 	sigRoot  = 14
 	sigCount = 24
 
+	// stageBits of what goes as a sequence number tell the stages of an operation apart; the rest is Seq.
+	stageBits = 8
+
 	maxMembers = 1 << (sigCount - sigRoot)
 	maxCount   = 1 << (64 - sigCount) // elements: a tebi
 )
@@ -36,11 +39,11 @@ func (s Signature) pack() uint64 {
 	return uint64(s.Kind) | uint64(s.DType)<<sigDType | uint64(s.Op)<<sigOp | uint64(s.Root)<<sigRoot | s.Count<<sigCount
 }
 
-// unpack reads them back. Any bits give a signature, which may name what there is not.
+// unpack reads them back, with a sequence number as it goes over channels. Any bits give a signature, which may name what there is not.
 func unpack(seq, bits uint64) Signature {
 	return Signature{
 		Kind: Kind(bits & 15), DType: reduce.DType(bits >> sigDType & 63), Op: reduce.Op(bits >> sigOp & 15),
-		Root: int(bits >> sigRoot & (maxMembers - 1)), Count: bits >> sigCount, Seq: seq,
+		Root: int(bits >> sigRoot & (maxMembers - 1)), Count: bits >> sigCount, Seq: seq >> stageBits,
 	}
 }
 
@@ -53,11 +56,11 @@ func (s Signature) String() string {
 		fmt.Fprintf(&b, "%d %v", s.Count, s.DType)
 		sep = ", "
 	}
-	if s.Kind.reduces() {
+	if s.Kind.Reduces() {
 		fmt.Fprintf(&b, "%s%v", sep, s.Op)
 		sep = ", "
 	}
-	if s.Kind.rooted() {
+	if s.Kind.Rooted() {
 		fmt.Fprintf(&b, "%sroot %d", sep, s.Root)
 	}
 	fmt.Fprintf(&b, "), number %d", s.Seq)

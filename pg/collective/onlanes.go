@@ -1,0 +1,166 @@
+package collective
+
+import (
+	"fmt"
+
+	"larder/pg/shm"
+)
+
+// onLanes is the fabric of members that have rings to each other. Every receiver is sent what it wants as messages of its own.
+type onLanes struct {
+	list []int
+	me   int
+	most int // bytes of a message, without header
+	p    []*shm.Producer
+	c    []*shm.Consumer
+	len  []int // of the message that peek has given, with header
+}
+
+// ringShare is how many of the longest messages a ring has room for: one that is read, one that lies there, and one that is being
+// written, and a producer is told of room only when half of a ring is free.
+const ringShare = 4
+
+func newOnLanes(c *Comm, list []int, me int) (*onLanes, error) {
+	l := &onLanes{list: list, me: me, most: c.Table.LaneChunk, p: make([]*shm.Producer, len(list)), c: make([]*shm.Consumer, len(list))}
+	l.len = make([]int, len(list))
+	for k, i := range list {
+		if k == me {
+			continue
+		}
+		if c.Lane == nil {
+			return nil, fmt.Errorf("%w: no lane to member %d", ErrComm, i)
+		}
+		if l.p[k], l.c[k] = c.Lane(i); l.p[k] == nil || l.c[k] == nil {
+			return nil, fmt.Errorf("%w: no lane to member %d", ErrComm, i)
+		}
+		if l.p[k].Size() != l.c[k].Size() {
+			return nil, fmt.Errorf("%w: rings to and from member %d have %d and %d bytes", ErrComm, i, l.p[k].Size(), l.c[k].Size())
+		}
+		l.most = min(l.most, l.p[k].Size()/ringShare-headerBytes)
+	}
+	if l.most = l.most &^ (leastChunk - 1); l.most < 2*leastChunk {
+		return nil, fmt.Errorf("%w: rings of %d bytes or more are needed", ErrComm, ringShare*4*leastChunk)
+	}
+	return l, nil
+}
+
+func (l *onLanes) members() ([]int, int) { return l.list, l.me }
+
+func (l *onLanes) shares() bool { return false }
+
+func (l *onLanes) chunk(bool) int { return l.most }
+
+// room is the free memory of a lane if it is enough for a message of so many bytes; ok is true if nobody will read it, too.
+func (l *onLanes) room(k, bytes int) (free []byte, ok bool) {
+	free = l.p[k].Free()
+	if len(free) >= headerBytes+bytes {
+		return free, true
+	}
+	return nil, l.p[k].Err() != nil
+}
+
+func (l *onLanes) send(o *flow, t, b int) bool {
+	for k := range l.list {
+		if o.wants(t, o.me, k) && o.left(t, b, k) >= 0 {
+			if _, ok := l.room(k, o.size(t, b, k)); !ok {
+				return false
+			}
+		}
+	}
+	for k := range l.list {
+		left := o.left(t, b, k)
+		if !o.wants(t, o.me, k) || left < 0 {
+			continue
+		}
+		if free, _ := l.room(k, o.size(t, b, k)); free != nil {
+			n := o.fill(free[headerBytes:], t, b, k)
+			header{seq: o.seq, sig: o.sig, left: uint32(left), len: uint32(n), track: uint8(t)}.put(free)
+			l.p[k].Commit(headerBytes + n)
+		}
+	}
+	return true
+}
+
+// post sends bytes that are no flow's block, and reports false if there is no room for now.
+func (l *onLanes) post(o *flow, k int, b []byte) bool {
+	free, ok := l.room(k, len(b))
+	if free != nil {
+		header{seq: o.seq, sig: o.sig, len: uint32(len(b)), track: inputs}.put(free)
+		l.p[k].Commit(headerBytes + copy(free[headerBytes:], b))
+	}
+	return ok
+}
+
+// head is the first message of a lane, if all of it is there. Notices are taken unless they are for later.
+func (l *onLanes) head(o *flow, k int) (h header, p []byte, ok bool) {
+	for {
+		ready := l.c[k].Ready()
+		h, ok, err := readHeader(ready, l.most)
+		if err != nil {
+			o.reject(k, "%v", err)
+		}
+		if !ok || len(ready) < headerBytes+int(h.len) {
+			return header{}, nil, false
+		}
+		p = ready[headerBytes : headerBytes+int(h.len)]
+		if h.track != notices {
+			return h, p, true
+		}
+		n, err := readNotice(h.seq, h.sig, p)
+		if o.heed(k, n, err) {
+			return header{}, nil, false
+		}
+		l.c[k].Consume(headerBytes + int(h.len))
+	}
+}
+
+func (l *onLanes) peek(o *flow, t, from int) (piece []byte, left int, ok bool) {
+	h, p, ok := l.head(o, from)
+	if !ok {
+		return nil, 0, false
+	}
+	if h.seq != o.seq || h.sig != o.sig {
+		o.differ(from, h.seq, h.sig)
+		return nil, 0, false
+	}
+	l.len[from] = headerBytes + len(p)
+	return p, int(h.left), int(h.track) == t
+}
+
+func (l *onLanes) next(_, from int) { l.c[from].Consume(l.len[from]) }
+
+func (l *onLanes) dead(o *flow, from int) error {
+	err := l.c[from].Ended()
+	if err == nil {
+		return nil
+	}
+	// It has ended, so this is all: what can be taken is not missing.
+	if _, _, ok := l.head(o, from); ok || o.err != nil {
+		return o.err
+	}
+	return &DownError{Member: l.list[from], Err: err}
+}
+
+func (l *onLanes) look(o *flow) {
+	for k := range l.list {
+		if k == o.me || o.want[inputs][k] != 0 || o.want[results][k] != 0 {
+			continue // or else what comes from there is looked at anyway
+		}
+		if h, _, ok := l.head(o, k); ok && h.seq <= o.seq {
+			o.differ(k, h.seq, h.sig)
+		}
+	}
+}
+
+func (l *onLanes) notify(n notice) {
+	for k := range l.list {
+		if k == l.me {
+			continue
+		}
+		if free, _ := l.room(k, noticeBytes); free != nil {
+			n.put(free[headerBytes:])
+			header{seq: n.seq, sig: n.sig, len: noticeBytes, track: notices}.put(free)
+			l.p[k].Commit(headerBytes + noticeBytes)
+		}
+	}
+}
