@@ -10,9 +10,6 @@ import (
 	"larder/pg/reduce"
 )
 
-const childEnv = "LARDER_COLLECTIVE_CHILD"
-
-func child() {}
 
 // meshes are all shapes of meshes that tests go through.
 func meshes() map[string][][]int {

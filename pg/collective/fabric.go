@@ -27,6 +27,8 @@ type fabric interface {
 	dead(o *flow, from int) error
 	// look takes what there is beside the flow: notices, and blocks that nobody waits for. They may make it fail.
 	look(o *flow)
+	// hear takes notices only, so that there is room for others. A flow begins with it.
+	hear(o *flow)
 	// notify sends a notice to all who can take it.
 	notify(n notice)
 }

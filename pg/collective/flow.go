@@ -254,6 +254,7 @@ func (o *flow) move() bool {
 	moved := false
 	if !o.begun {
 		o.begun, moved = true, true
+		o.f.hear(o)
 		if unsafe.SliceData(o.keepTo) != unsafe.SliceData(o.keep) {
 			defer copy(o.keepTo, o.keep) // others come first
 		}
@@ -477,10 +478,10 @@ func (o *flow) heed(from int, n notice, err error) (later bool) {
 		o.err = err
 	case theirs > mine:
 		return true
-	case theirs < mine: // it is over here
-	case n.sig != o.sig:
+	case theirs < mine && n.cause == waits: // it is over here
+	case theirs == mine && n.sig != o.sig:
 		o.differ(from, n.seq, n.sig)
-	default:
+	default: // who has given up takes no part in this one, either
 		o.err = n.errorOf(o.list[from])
 	}
 	return false

@@ -116,11 +116,24 @@ func (r *inRoom) dead(o *flow, from int) error {
 }
 
 func (r *inRoom) look(o *flow) {
+	r.hear(o)
 	for k := range r.list {
-		if k == o.me {
-			continue
+		for t := range 2 {
+			if k == o.me {
+				continue
+			}
+			due := o.want[t][k] != 0
+			if h, _, ok := r.room.TryRead(t, k); ok && (h.Seq < o.seq || h.Seq == o.seq && !due || h.Seq > o.seq && due) {
+				o.differ(k, h.Seq, h.Sig)
+			}
 		}
-		for {
+	}
+}
+
+// hear takes notices that are not for later.
+func (r *inRoom) hear(o *flow) {
+	for k := range r.list {
+		for k != o.me {
 			h, p, ok := r.room.TryRead(notices, k)
 			if !ok {
 				break
@@ -130,14 +143,6 @@ func (r *inRoom) look(o *flow) {
 				break
 			}
 			r.room.Release(notices, k)
-		}
-		for t := range 2 {
-			if o.want[t][k] != 0 {
-				continue
-			}
-			if h, _, ok := r.room.TryRead(t, k); ok && h.Seq <= o.seq {
-				o.differ(k, h.Seq, h.Sig)
-			}
 		}
 	}
 }

@@ -36,7 +36,7 @@ func newOnLanes(c *Comm, list []int, me int) (*onLanes, error) {
 		if l.p[k].Size() != l.c[k].Size() {
 			return nil, fmt.Errorf("%w: rings to and from member %d have %d and %d bytes", ErrComm, i, l.p[k].Size(), l.c[k].Size())
 		}
-		l.most = min(l.most, l.p[k].Size()/ringShare-headerBytes)
+		l.most = min(l.most, l.p[k].Size()/ringShare-headerBytes-besideBlock)
 	}
 	if l.most = l.most &^ (leastChunk - 1); l.most < 2*leastChunk {
 		return nil, fmt.Errorf("%w: rings of %d bytes or more are needed", ErrComm, ringShare*4*leastChunk)
@@ -50,10 +50,19 @@ func (l *onLanes) shares() bool { return false }
 
 func (l *onLanes) chunk(bool) int { return l.most }
 
-// room is the free memory of a lane if it is enough for a message of so many bytes; ok is true if nobody will read it, too.
-func (l *onLanes) room(k, bytes int) (free []byte, ok bool) {
+// Blocks leave room in a ring for two notices, and one that says that its sender waits for one: so there always is room for
+// that of why its sender has given up, which is the last of all messages.
+const (
+	roomForNotice = headerBytes + noticeBytes
+	besideBlock   = 2 * roomForNotice
+	besideNotice  = roomForNotice
+)
+
+// room is the free memory of a lane if it is enough for a message of so many bytes, and others beside it; ok is true if nobody will
+// read it, too.
+func (l *onLanes) room(k, bytes, beside int) (free []byte, ok bool) {
 	free = l.p[k].Free()
-	if len(free) >= headerBytes+bytes {
+	if len(free) >= headerBytes+bytes+beside {
 		return free, true
 	}
 	return nil, l.p[k].Err() != nil
@@ -62,7 +71,7 @@ func (l *onLanes) room(k, bytes int) (free []byte, ok bool) {
 func (l *onLanes) send(o *flow, t, b int) bool {
 	for k := range l.list {
 		if o.wants(t, o.me, k) && o.left(t, b, k) >= 0 {
-			if _, ok := l.room(k, o.size(t, b, k)); !ok {
+			if _, ok := l.room(k, o.size(t, b, k), besideBlock); !ok {
 				return false
 			}
 		}
@@ -72,7 +81,7 @@ func (l *onLanes) send(o *flow, t, b int) bool {
 		if !o.wants(t, o.me, k) || left < 0 {
 			continue
 		}
-		if free, _ := l.room(k, o.size(t, b, k)); free != nil {
+		if free, _ := l.room(k, o.size(t, b, k), besideBlock); free != nil {
 			n := o.fill(free[headerBytes:], t, b, k)
 			header{seq: o.seq, sig: o.sig, left: uint32(left), len: uint32(n), track: uint8(t)}.put(free)
 			l.p[k].Commit(headerBytes + n)
@@ -83,7 +92,7 @@ func (l *onLanes) send(o *flow, t, b int) bool {
 
 // post sends bytes that are no flow's block, and reports false if there is no room for now.
 func (l *onLanes) post(o *flow, k int, b []byte) bool {
-	free, ok := l.room(k, len(b))
+	free, ok := l.room(k, len(b), besideBlock)
 	if free != nil {
 		header{seq: o.seq, sig: o.sig, len: uint32(len(b)), track: inputs}.put(free)
 		l.p[k].Commit(headerBytes + copy(free[headerBytes:], b))
@@ -143,12 +152,33 @@ func (l *onLanes) dead(o *flow, from int) error {
 
 func (l *onLanes) look(o *flow) {
 	for k := range l.list {
-		if k == o.me || o.want[inputs][k] != 0 || o.want[results][k] != 0 {
-			continue // or else what comes from there is looked at anyway
+		if k == o.me {
+			continue
 		}
-		if h, _, ok := l.head(o, k); ok && h.seq <= o.seq {
+		h, _, ok := l.head(o, k)
+		if due := o.want[inputs][k] != 0 || o.want[results][k] != 0; ok && (h.seq < o.seq || h.seq == o.seq && !due || h.seq > o.seq && due) {
 			o.differ(k, h.seq, h.sig)
 		}
+		l.lookBehind(o, k)
+	}
+}
+
+func (l *onLanes) hear(*flow) {} // they lie among the blocks
+
+// lookBehind finds a notice of why a position has given up this operation behind blocks that are not taken yet, and may never be:
+// this member may be waiting for room, which that position will not make any more.
+func (l *onLanes) lookBehind(o *flow, k int) {
+	ready := l.c[k].Ready()
+	for o.err == nil {
+		h, ok, err := readHeader(ready, l.most)
+		if !ok || err != nil || len(ready) < headerBytes+int(h.len) {
+			return
+		}
+		if h.track == notices {
+			n, err := readNotice(h.seq, h.sig, ready[headerBytes:][:h.len])
+			o.heed(k, n, err)
+		}
+		ready = ready[headerBytes+int(h.len):]
 	}
 }
 
@@ -157,7 +187,11 @@ func (l *onLanes) notify(n notice) {
 		if k == l.me {
 			continue
 		}
-		if free, _ := l.room(k, noticeBytes); free != nil {
+		beside := 0
+		if n.cause == waits {
+			beside = besideNotice
+		}
+		if free, _ := l.room(k, noticeBytes, beside); free != nil {
 			n.put(free[headerBytes:])
 			header{seq: n.seq, sig: n.sig, len: noticeBytes, track: notices}.put(free)
 			l.p[k].Commit(headerBytes + noticeBytes)

@@ -21,6 +21,7 @@ type world struct {
 	place []int       // by member: index in its room
 	lanes [][]lane    // by member and peer
 	dead  []bool
+	at    []int // by member: operations that it is through with, the one that failed too
 }
 
 type lane struct {
@@ -151,6 +152,7 @@ const hang = 4 * stallPolls
 func (w *world) run(ops [][]Args, step func(polled int)) []error {
 	n := len(w.comms)
 	running, at, errs := make([]Op, n), make([]int, n), make([]error, n)
+	w.at = at
 	left := func(i int) bool { return !w.dead[i] && errs[i] == nil && at[i] < len(ops[i]) }
 	idle, progress := 0, uint64(0)
 	for {
