@@ -135,12 +135,16 @@ func (c *Comm) setUp() (err error) {
 
 // fail ends an operation with an error, tells all others why, and lets no other begin: channels may be anywhere.
 func (c *Comm) fail(seq, sig uint64, err error) {
-	n := noticeOf(seq, sig, err)
+	c.notify(noticeOf(seq, sig, err))
+	c.err = fmt.Errorf("%w: it failed: %w", ErrComm, err)
+}
+
+// notify tells all others.
+func (c *Comm) notify(n notice) {
 	c.flat.notify(n)
 	if c.host != nil {
 		c.host.notify(n)
 	}
-	c.err = fmt.Errorf("%w: it failed: %w", ErrComm, err)
 }
 
 // Check tells whether member me of n can carry out a: what [Comm.Start] would refuse.

@@ -351,7 +351,7 @@ func (o *flow) take(t, k int, to []byte) bool {
 		}
 		to = cut(to, o.got[t][k], o.piece)
 		if len(p) < len(to) {
-			o.reject(k, "a block of %d bytes where %d are due", len(p), len(to))
+			o.reject(o.list[k], "a block of %d bytes where %d are due", len(p), len(to))
 			return false
 		}
 		copy(to, p)
@@ -366,7 +366,7 @@ func (o *flow) expect(t, k, left int) bool {
 		o.want[t][k] = left + 1
 	}
 	if o.want[t][k] != left+1 {
-		o.reject(k, "%d blocks after one that %d are due after: its table or its room differs", left, o.want[t][k]-1)
+		o.reject(o.list[k], "%d blocks after one that %d are due after: its table or its room differs", left, o.want[t][k]-1)
 		return false
 	}
 	return true
@@ -375,7 +375,7 @@ func (o *flow) expect(t, k, left int) bool {
 // trim checks the length of an uneven part that is to be as long as this member expects, and takes it off the piece.
 func (o *flow) trim(p []byte, k, due int) ([]byte, bool) {
 	if len(p) < lengthBytes {
-		o.reject(k, "a part without its length")
+		o.reject(o.list[k], "a part without its length")
 		return nil, false
 	}
 	if has := binary.LittleEndian.Uint64(p); has != uint64(due) {
@@ -394,10 +394,10 @@ func (o *flow) done(t, k int) {
 	o.want[t][k]--
 }
 
-// reject fails because of nonsense from a position.
-func (o *flow) reject(k int, format string, args ...any) {
+// reject fails because of nonsense from a member.
+func (o *flow) reject(member int, format string, args ...any) {
 	if o.err == nil {
-		o.err = fmt.Errorf("%w: member %d: %s", ErrProtocol, o.list[k], fmt.Sprintf(format, args...))
+		o.err = fmt.Errorf("%w: member %d: %s", ErrProtocol, member, fmt.Sprintf(format, args...))
 	}
 }
 
@@ -444,7 +444,7 @@ func (o *flow) operand(k, bytes int) bool {
 		return false
 	}
 	if len(p) < bytes {
-		o.reject(k, "a block of %d bytes where %d are due", len(p), bytes)
+		o.reject(o.list[k], "a block of %d bytes where %d are due", len(p), bytes)
 		return false
 	}
 	o.srcs[k] = p[:bytes]
@@ -459,18 +459,22 @@ const stallPolls = 512
 func (o *flow) wait() {
 	o.stuck++
 	o.f.look(o)
+	if o.c.host != nil { // others may be in another stage
+		o.c.host.hear(o)
+		o.c.flat.hear(o)
+	}
 	for k := range o.list {
 		if o.err == nil && (o.want[inputs][k] != 0 || o.want[results][k] != 0) {
 			o.err = o.f.dead(o, k)
 		}
 	}
 	if o.err == nil && o.stuck == stallPolls {
-		o.f.notify(notice{seq: o.seq, sig: o.sig})
+		o.c.notify(notice{seq: o.seq, sig: o.sig})
 	}
 }
 
 // heed is what a notice means to this flow. It reports whether the notice is for a later operation: then it stays.
-func (o *flow) heed(from int, n notice, err error) (later bool) {
+func (o *flow) heed(member int, n notice, err error) (later bool) {
 	mine, theirs := o.seq>>stageBits, n.seq>>stageBits
 	switch {
 	case o.err != nil:
@@ -480,16 +484,16 @@ func (o *flow) heed(from int, n notice, err error) (later bool) {
 		return true
 	case theirs < mine && n.cause == waits: // it is over here
 	case theirs == mine && n.sig != o.sig:
-		o.differ(from, n.seq, n.sig)
+		o.differ(member, n.seq, n.sig)
 	default: // who has given up takes no part in this one, either
-		o.err = n.errorOf(o.list[from])
+		o.err = n.errorOf(member)
 	}
 	return false
 }
 
-// differ fails because of what a position has called.
-func (o *flow) differ(from int, seq, sig uint64) {
+// differ fails because of what a member has called.
+func (o *flow) differ(member int, seq, sig uint64) {
 	if o.err == nil {
-		o.err = &MismatchError{Member: o.list[from], Want: unpack(o.seq, o.sig), Got: unpack(seq, sig)}
+		o.err = &MismatchError{Member: member, Want: unpack(o.seq, o.sig), Got: unpack(seq, sig)}
 	}
 }

@@ -79,7 +79,7 @@ func (r *inRoom) peek(o *flow, t, from int) (piece []byte, left int, ok bool) {
 		return nil, 0, false
 	}
 	if h.Seq != o.seq || h.Sig != o.sig {
-		o.differ(from, h.Seq, h.Sig)
+		o.differ(r.list[from], h.Seq, h.Sig)
 		return nil, 0, false
 	}
 	if o.split && t == inputs {
@@ -117,14 +117,19 @@ func (r *inRoom) dead(o *flow, from int) error {
 
 func (r *inRoom) look(o *flow) {
 	r.hear(o)
-	for k := range r.list {
+	for k, member := range r.list {
+		if k == o.me {
+			continue
+		}
+		n, _, ahead := r.room.TryRead(notices, k) // what is there is for later: the member has done what it has to do here
 		for t := range 2 {
-			if k == o.me {
-				continue
-			}
 			due := o.want[t][k] != 0
-			if h, _, ok := r.room.TryRead(t, k); ok && (h.Seq < o.seq || h.Seq == o.seq && !due || h.Seq > o.seq && due) {
-				o.differ(k, h.Seq, h.Sig)
+			h, _, ok := r.room.TryRead(t, k)
+			switch {
+			case ok && (h.Seq < o.seq || h.Seq == o.seq && !due || h.Seq > o.seq && due):
+				o.differ(member, h.Seq, h.Sig)
+			case !ok && ahead && due:
+				o.differ(member, n.Seq, n.Sig)
 			}
 		}
 	}
@@ -132,14 +137,14 @@ func (r *inRoom) look(o *flow) {
 
 // hear takes notices that are not for later.
 func (r *inRoom) hear(o *flow) {
-	for k := range r.list {
-		for k != o.me {
+	for k, member := range r.list {
+		for k != r.room.Me() {
 			h, p, ok := r.room.TryRead(notices, k)
 			if !ok {
 				break
 			}
 			n, err := readNotice(h.Seq, h.Sig, p)
-			if o.heed(k, n, err) {
+			if o.heed(member, n, err) {
 				break
 			}
 			r.room.Release(notices, k)

@@ -106,7 +106,7 @@ func (l *onLanes) head(o *flow, k int) (h header, p []byte, ok bool) {
 		ready := l.c[k].Ready()
 		h, ok, err := readHeader(ready, l.most)
 		if err != nil {
-			o.reject(k, "%v", err)
+			o.reject(l.list[k], "%v", err)
 		}
 		if !ok || len(ready) < headerBytes+int(h.len) {
 			return header{}, nil, false
@@ -116,7 +116,7 @@ func (l *onLanes) head(o *flow, k int) (h header, p []byte, ok bool) {
 			return h, p, true
 		}
 		n, err := readNotice(h.seq, h.sig, p)
-		if o.heed(k, n, err) {
+		if o.heed(l.list[k], n, err) {
 			return header{}, nil, false
 		}
 		l.c[k].Consume(headerBytes + int(h.len))
@@ -129,7 +129,7 @@ func (l *onLanes) peek(o *flow, t, from int) (piece []byte, left int, ok bool) {
 		return nil, 0, false
 	}
 	if h.seq != o.seq || h.sig != o.sig {
-		o.differ(from, h.seq, h.sig)
+		o.differ(l.list[from], h.seq, h.sig)
 		return nil, 0, false
 	}
 	l.len[from] = headerBytes + len(p)
@@ -155,15 +155,27 @@ func (l *onLanes) look(o *flow) {
 		if k == o.me {
 			continue
 		}
+		due := o.want[inputs][k] != 0 || o.want[results][k] != 0
 		h, _, ok := l.head(o, k)
-		if due := o.want[inputs][k] != 0 || o.want[results][k] != 0; ok && (h.seq < o.seq || h.seq == o.seq && !due || h.seq > o.seq && due) {
-			o.differ(k, h.seq, h.sig)
+		if !ok { // a notice for later, perhaps: what is due now does not come then
+			h, ok, _ = readHeader(l.c[k].Ready(), l.most)
+			ok = ok && h.track == notices && h.seq>>stageBits > o.seq>>stageBits
+		}
+		if ok && (h.seq < o.seq || h.seq == o.seq && !due || h.seq > o.seq && due) {
+			o.differ(l.list[k], h.seq, h.sig)
 		}
 		l.lookBehind(o, k)
 	}
 }
 
-func (l *onLanes) hear(*flow) {} // they lie among the blocks
+func (l *onLanes) hear(o *flow) {
+	for k := range l.list {
+		if k != l.me {
+			l.head(o, k)
+			l.lookBehind(o, k)
+		}
+	}
+}
 
 // lookBehind finds a notice of why a position has given up this operation behind blocks that are not taken yet, and may never be:
 // this member may be waiting for room, which that position will not make any more.
@@ -176,7 +188,7 @@ func (l *onLanes) lookBehind(o *flow, k int) {
 		}
 		if h.track == notices {
 			n, err := readNotice(h.seq, h.sig, ready[headerBytes:][:h.len])
-			o.heed(k, n, err)
+			o.heed(l.list[k], n, err)
 		}
 		ready = ready[headerBytes+int(h.len):]
 	}

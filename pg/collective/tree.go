@@ -193,7 +193,7 @@ func (t *tree) move() bool {
 			return false
 		}
 		if len(p) != len(t.acc) {
-			o.reject(s.from, "a message of %d bytes where %d are due", len(p), len(t.acc))
+			o.reject(o.list[s.from], "a message of %d bytes where %d are due", len(p), len(t.acc))
 			return false
 		}
 		t.combine(s, p)
