@@ -124,6 +124,7 @@ func (m *member) run(b batch) []int64 {
 		a.Dst[0] = a.Dst[0][:b.Bytes/m.c.N]
 	case AllToAll:
 		a.Src, a.Dst = cuts(a.Src), cuts(a.Dst)
+	case AllReduce, Broadcast, Reduce, Gather, Scatter, Barrier:
 	}
 	for _, list := range [][][]byte{a.Src, a.Dst} {
 		for _, p := range list {
@@ -229,6 +230,7 @@ func BenchmarkProcesses(b *testing.B) {
 }
 
 func measure(b *testing.B, n int, x batch) {
+	b.Helper()
 	name := fmt.Sprintf("%d/%v/%v/%d", n, x.Kind, x.DType, x.Bytes)
 	b.Run(name, func(b *testing.B) {
 		c := newCrew(b, n, benchTable(b))

@@ -10,7 +10,6 @@ import (
 	"larder/pg/reduce"
 )
 
-
 // meshes are all shapes of meshes that tests go through.
 func meshes() map[string][][]int {
 	m := map[string][][]int{
@@ -38,10 +37,10 @@ func TestEveryOperationInEveryMesh(t *testing.T) {
 			w := newWorld(t, s, 42)
 			n := len(w.comms)
 			seq := uint64(0)
-			for range 12 {
+			for range 5 {
 				var row []problem
 				var names []string
-				for range 25 {
+				for range 20 {
 					x := what{kind: AllReduce + Kind(w.rng.IntN(int(Barrier))), dt: reduce.F32 + reduce.DType(w.rng.IntN(18)), n: n}
 					x.root, x.count, x.inPlace = w.rng.IntN(n), counts[w.rng.IntN(len(counts))], w.rng.IntN(2) == 0
 					if x.kind.Reduces() {
@@ -78,6 +77,9 @@ func TestEveryKindSizeAndType(t *testing.T) {
 					for _, op := range operations(k, dt) {
 						var row []problem
 						for i, count := range counts {
+							if (i+int(dt)+int(op))%4 != 0 {
+								continue // another type has it
+							}
 							row = append(row, newProblem(w.rng, what{k, dt, op, n, i % n, count, i%2 == 0}, seq))
 							seq++
 						}
@@ -86,7 +88,7 @@ func TestEveryKindSizeAndType(t *testing.T) {
 						}
 						for j, p := range row {
 							for i := range n {
-								require.Empty(t, p.wrong(i), "%v %v %v of %d", k, dt, op, counts[j])
+								require.Empty(t, p.wrong(i), "%v %v %v, number %d", k, dt, op, j)
 							}
 						}
 					}

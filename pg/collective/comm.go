@@ -219,7 +219,7 @@ func (a *Args) checkBuffers(n, me int) error {
 			if a.Kind != AllToAll && len(b) != bytes {
 				return fmt.Errorf("%w: buffer %d of %v has %d bytes where others have %d", ErrArgs, i, a.Kind, len(b), bytes)
 			}
-			if uint64(len(b)/size) >= maxCount {
+			if u64(len(b)/size) >= maxCount {
 				return fmt.Errorf("%w: %d bytes are too many", ErrArgs, len(b))
 			}
 		}
@@ -256,7 +256,7 @@ func (a *Args) signature(me int) Signature {
 	if a.Kind == Barrier {
 		return s
 	}
-	s.DType, s.Count = a.DType, uint64(a.bytes(me)/a.DType.Size())
+	s.DType, s.Count = a.DType, u64(a.bytes(me)/a.DType.Size())
 	if a.Kind.Reduces() {
 		s.Op = a.Op
 	}

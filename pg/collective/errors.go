@@ -20,7 +20,8 @@ type MismatchError struct {
 
 // Error implements error.
 func (e *MismatchError) Error() string {
-	return fmt.Sprintf("collective: member %d has called %v, and this one %v: all must call the same in the same order", e.Member, e.Got, e.Want)
+	return fmt.Sprintf("collective: member %d has called %v, and this one %v: all must call the same in the same order",
+		e.Member, e.Got, e.Want)
 }
 
 // DownError says that an operation cannot end because a member is dead that has not done its part.

@@ -3,7 +3,6 @@ package collective
 import (
 	"encoding/binary"
 	"fmt"
-	"unsafe"
 
 	"larder/pg/reduce"
 )
@@ -255,7 +254,7 @@ func (o *flow) move() bool {
 	if !o.begun {
 		o.begun, moved = true, true
 		o.f.hear(o)
-		if unsafe.SliceData(o.keepTo) != unsafe.SliceData(o.keep) {
+		if !same(o.keepTo, o.keep) {
 			defer copy(o.keepTo, o.keep) // others come first
 		}
 	}
@@ -272,6 +271,11 @@ func (o *flow) move() bool {
 		moved = true
 	}
 	return moved || o.send(inputs)
+}
+
+// same reports whether both begin at the same address.
+func same(a, b []byte) bool {
+	return len(a) > 0 && len(b) > 0 && &a[0] == &b[0]
 }
 
 // taken is about how many blocks of inputs this member is through with.
@@ -378,9 +382,9 @@ func (o *flow) trim(p []byte, k, due int) ([]byte, bool) {
 		o.reject(o.list[k], "a part without its length")
 		return nil, false
 	}
-	if has := binary.LittleEndian.Uint64(p); has != uint64(due) {
+	if has := binary.LittleEndian.Uint64(p); has != u64(due) {
 		e := &MismatchError{Member: o.list[k], Want: unpack(o.seq, o.sig), Got: unpack(o.seq, o.sig)}
-		e.Want.Count, e.Got.Count = uint64(due/o.dt.Size()), has/uint64(o.dt.Size())
+		e.Want.Count, e.Got.Count = u64(due/o.dt.Size()), has/u64(o.dt.Size())
 		o.err = e
 		return nil, false
 	}

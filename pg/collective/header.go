@@ -39,7 +39,7 @@ func readHeader(b []byte, most int) (h header, ok bool, err error) {
 		left: binary.LittleEndian.Uint32(b[16:]), len: binary.LittleEndian.Uint32(b[20:]),
 	}
 	track := binary.LittleEndian.Uint64(b[24:])
-	if track >= tracks || uint64(h.len) > uint64(most) {
+	if track >= tracks || uint64(h.len) > u64(most) {
 		return header{}, false, fmt.Errorf("%w: a message of %d bytes on track %d, where %d may come", ErrProtocol, h.len, track, most)
 	}
 	h.track = uint8(track)
@@ -88,6 +88,11 @@ func readNotice(seq, sig uint64, b []byte) (notice, error) {
 	}, nil
 }
 
+// Lengths, indexes and counts that are not negative, and were bounded before.
+func u16(n int) uint16 { return uint16(n) } //nolint:gosec // as said
+func u32(n int) uint32 { return uint32(n) } //nolint:gosec // as said
+func u64(n int) uint64 { return uint64(n) } //nolint:gosec // as said
+
 // errorOf is what a notice of an operation means to one that is in it, and noticeOf the notice of an error. Errors say of whom they
 // speak.
 func (n notice) errorOf(from int) error {
@@ -106,9 +111,9 @@ func (n notice) errorOf(from int) error {
 func noticeOf(seq, sig uint64, err error) notice {
 	n := notice{seq: seq, sig: sig, cause: broken}
 	if e, ok := errors.AsType[*MismatchError](err); ok {
-		n.cause, n.member, n.gotSeq, n.gotSig = mismatch, uint16(e.Member), e.Got.Seq<<stageBits, e.Got.pack()
+		n.cause, n.member, n.gotSeq, n.gotSig = mismatch, u16(e.Member), e.Got.Seq<<stageBits, e.Got.pack()
 	} else if e, ok := errors.AsType[*DownError](err); ok {
-		n.cause, n.member = down, uint16(e.Member)
+		n.cause, n.member = down, u16(e.Member)
 	}
 	return n
 }

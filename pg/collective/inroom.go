@@ -69,7 +69,7 @@ func (r *inRoom) send(o *flow, t, b int) bool {
 			}
 		}
 	}
-	r.room.Publish(t, shm.Header{Seq: o.seq, Sig: o.sig, Step: uint32(o.total[t] - 1 - b)}, n)
+	r.room.Publish(t, shm.Header{Seq: o.seq, Sig: o.sig, Step: u32(o.total[t] - 1 - b)}, n)
 	return true
 }
 

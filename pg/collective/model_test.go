@@ -107,7 +107,7 @@ func newProblem(rng *rand.Rand, x what, seq uint64) problem {
 					grid[i][k] = array(rng, x.dt, len(grid[k][i])/x.dt.Size())
 				case rng.IntN(3) == 0:
 					grid[i][k] = nil
-				case rng.IntN(3) == 0:
+				case k%2 == 0:
 					grid[i][k] = array(rng, x.dt, rng.IntN(4*x.count+1))
 				}
 			}

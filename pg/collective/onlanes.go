@@ -38,7 +38,7 @@ func newOnLanes(c *Comm, list []int, me int) (*onLanes, error) {
 		}
 		l.most = min(l.most, l.p[k].Size()/ringShare-headerBytes-besideBlock)
 	}
-	if l.most = l.most &^ (leastChunk - 1); l.most < 2*leastChunk {
+	if l.most &^= leastChunk - 1; l.most < 2*leastChunk {
 		return nil, fmt.Errorf("%w: rings of %d bytes or more are needed", ErrComm, ringShare*4*leastChunk)
 	}
 	return l, nil
@@ -83,7 +83,7 @@ func (l *onLanes) send(o *flow, t, b int) bool {
 		}
 		if free, _ := l.room(k, o.size(t, b, k), besideBlock); free != nil {
 			n := o.fill(free[headerBytes:], t, b, k)
-			header{seq: o.seq, sig: o.sig, left: uint32(left), len: uint32(n), track: uint8(t)}.put(free)
+			header{seq: o.seq, sig: o.sig, left: u32(left), len: u32(n), track: byte(t & 3)}.put(free)
 			l.p[k].Commit(headerBytes + n)
 		}
 	}
@@ -94,7 +94,7 @@ func (l *onLanes) send(o *flow, t, b int) bool {
 func (l *onLanes) post(o *flow, k int, b []byte) bool {
 	free, ok := l.room(k, len(b), besideBlock)
 	if free != nil {
-		header{seq: o.seq, sig: o.sig, len: uint32(len(b)), track: inputs}.put(free)
+		header{seq: o.seq, sig: o.sig, len: u32(len(b)), track: inputs}.put(free)
 		l.p[k].Commit(headerBytes + copy(free[headerBytes:], b))
 	}
 	return ok

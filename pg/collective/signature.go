@@ -36,7 +36,7 @@ const (
 
 // pack gives the 64 bits.
 func (s Signature) pack() uint64 {
-	return uint64(s.Kind) | uint64(s.DType)<<sigDType | uint64(s.Op)<<sigOp | uint64(s.Root)<<sigRoot | s.Count<<sigCount
+	return uint64(s.Kind) | uint64(s.DType)<<sigDType | uint64(s.Op)<<sigOp | u64(s.Root)<<sigRoot | s.Count<<sigCount
 }
 
 // unpack reads them back, with a sequence number as it goes over channels. Any bits give a signature, which may name what there is not.

@@ -167,7 +167,7 @@ func (s *staged) inside() *flow {
 	if s.c.host == nil {
 		return nil
 	}
-	return s.c.begin(s.c.host, s.seq+uint64(s.at), s.sig, &s.a)
+	return s.c.begin(s.c.host, s.seq+u64(s.at), s.sig, &s.a)
 }
 
 // between is the flow of a stage among the members at a place of their hosts, nil if this is not one of them. The last reduction
@@ -177,7 +177,7 @@ func (s *staged) between(place int) *flow {
 	if lanes == nil {
 		return nil
 	}
-	o := s.c.begin(lanes, s.seq+uint64(s.at), s.sig, &s.a)
+	o := s.c.begin(lanes, s.seq+u64(s.at), s.sig, &s.a)
 	if s.a.Op == reduce.Avg {
 		o.divide = s.c.N
 	}
@@ -214,7 +214,7 @@ func (s *staged) allReduceWhole() *flow {
 	case 0:
 		if o = s.inside(); o != nil {
 			o.reduceTo(dst, src)
-		} else if len(src) > 0 && &src[0] != &dst[0] {
+		} else if !same(dst, src) {
 			copy(dst, src)
 		}
 	case 1:

@@ -43,7 +43,7 @@ type step struct {
 func (c *Comm) plant(a *Args, seq, sig uint64) Op {
 	t := &c.tree
 	o := &t.o
-	*o = flow{c: c, f: c.flat, seq: seq, sig: sig, dt: a.DType, op: a.Op, want: o.want, got: o.got}
+	*o = flow{c: c, f: c.flat, seq: seq, sig: sig, dt: a.DType, op: a.Op, want: o.want, got: o.got, scratch: o.scratch}
 	o.list, o.me = c.flat.members()
 	t.lanes = c.flat.(*onLanes)
 	for i := range 2 {
@@ -92,7 +92,7 @@ func (t *tree) start(dst, src []byte) {
 		return
 	}
 	t.acc = dst
-	if len(src) > 0 && &dst[0] != &src[0] {
+	if !same(dst, src) {
 		copy(dst, src)
 	}
 }
