@@ -266,8 +266,17 @@ func (a *Args) signature(me int) Signature {
 	return s
 }
 
-// Layout is what a room for operations of n members on one host should have.
+// Slots of a room have 128 KiB: two ranks' blocks of an all-reduce and what they are made of stay in a core's L2 cache. Where
+// there are many members, each of which gets its piece of a slot, pieces are to have 8 KiB, which take several times what
+// publishing them does.
+const (
+	leastSlot = 128 << 10
+	mostSlot  = 512 << 10
+	goodPiece = 8 << 10
+)
+
+// Layout is what a room for operations of n members on one host should have: tracks for inputs, results and notices. Of eight slots
+// four would do for two members that run at once; more let one go on while the other does not have a core.
 func Layout(n int) shm.Layout {
-	_ = n
-	return shm.Layout{Tracks: tracks, Slots: 8, SlotBytes: 128 << 10}
+	return shm.Layout{Tracks: tracks, Slots: 8, SlotBytes: min(max(leastSlot, n*goodPiece), mostSlot)}
 }

@@ -75,11 +75,11 @@ func segment(bytes, n int) int {
 // allReduce: everybody reduces everything, or each its segment.
 func (o *flow) allReduce(dst, src []byte) {
 	n := len(o.list)
-	small := len(src) <= o.c.Table.OneShot
+	most := o.c.Table.OneShot
 	if !o.f.shares() {
-		small = len(src)*(n-1) <= o.c.Table.LaneOneShot
+		most = o.c.Table.LaneOneShot
 	}
-	if small || n == 1 {
+	if n == 1 || len(src)*(n-1) <= most {
 		o.shape, o.long, o.src.whole, o.own = reduceAll, len(src), src, dst
 		return
 	}

@@ -5,9 +5,10 @@ import "fmt"
 // Table has the sizes at which algorithms change, in bytes, and how operations are cut. All members of a mesh must use the
 // same one: it travels with the view. See [Rates.Table] for how it is made of what was measured.
 type Table struct {
-	// OneShot is the largest all-reduce in a room whose members each reduce all of it. Beyond that each reduces its segment.
+	// OneShot is the largest all-reduce in a room whose members each reduce all of it, as what a member reads: the operand
+	// times the other members. Beyond that each reduces its segment.
 	OneShot int `json:"one_shot"`
-	// LaneOneShot is the same over lanes, where it is what a member sends: the operand times the other members.
+	// LaneOneShot is the same over lanes, as what a member sends.
 	LaneOneShot int `json:"lane_one_shot"`
 	// Split is the smallest broadcast and reduction over lanes, and reduction in a room of SplitMembers or more, that is cut into
 	// segments.
@@ -31,8 +32,8 @@ type Table struct {
 
 // DefaultTable is what is used where nothing was measured.
 var DefaultTable = Table{
-	OneShot: 32 << 10, LaneOneShot: 64 << 10, Split: 256 << 10, SplitMembers: 4, Tree: 9, TreeBytes: 16 << 10, Stage: 64 << 10,
-	RoomChunk: 128 << 10, LaneChunk: 128 << 10, Blocks: 4, MinChunk: 16 << 10, Lead: 2,
+	OneShot: 128 << 10, LaneOneShot: 64 << 10, Split: 256 << 10, SplitMembers: 4, Tree: 9, TreeBytes: 16 << 10, Stage: 64 << 10,
+	RoomChunk: 512 << 10, LaneChunk: 128 << 10, Blocks: 4, MinChunk: 16 << 10, Lead: 2,
 }
 
 // check refuses what cannot be, and puts the default where there is nothing.
