@@ -255,3 +255,13 @@ func TestChildIsToldWhatTheParentKnows(t *testing.T) { // the crew itself works,
 	require.Len(t, times, 10)
 	require.Positive(t, used)
 }
+
+// BenchmarkAlone measures what an operation costs without any other member: the overhead of all of them.
+func BenchmarkAlone(b *testing.B) {
+	c, buf := Comm{N: 1}, [][]byte{make([]byte, 4)}
+	for seq := uint64(0); b.Loop(); seq++ {
+		if done, err := c.Start(Args{Kind: AllReduce, DType: reduce.F32, Seq: seq, Src: buf, Dst: buf}).Poll(); err != nil || !done {
+			b.Fatal(done, err)
+		}
+	}
+}

@@ -239,12 +239,18 @@ func (o *flow) poll() (bool, error) {
 		o.stuck = 0
 	}
 	if o.err == nil && o.over() {
+		o.drop()
 		return true, nil
 	}
 	if o.err == nil {
 		o.wait()
 	}
 	return false, o.err
+}
+
+// drop lets go of the caller's memory.
+func (o *flow) drop() {
+	o.src, o.dst, o.out, o.own, o.keep, o.keepTo = region{}, region{}, region{}, nil, nil, nil
 }
 
 // move does a little of everything that can be done, and reports whether there was any. What makes room for others goes

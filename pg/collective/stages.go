@@ -98,7 +98,7 @@ func (s *staged) Poll() (bool, error) {
 		if !s.runs {
 			o, more := s.enter()
 			if !more {
-				s.c.busy = false
+				s.c.busy, s.a = false, Args{}
 				return true, nil
 			}
 			if s.runs = o != nil; !s.runs {

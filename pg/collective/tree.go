@@ -174,7 +174,7 @@ func (t *tree) Poll() (bool, error) {
 	if o.divide > 0 && len(t.acc) > 0 {
 		reduce.Divide(o.dt, t.acc, o.divide)
 	}
-	o.c.busy = false
+	o.c.busy, t.acc = false, nil
 	return true, nil
 }
 
