@@ -10,7 +10,7 @@ import (
 
 // Comm is a mesh for operations: N members, of which this process is Me. One goroutine at a time may use it.
 //
-// Its fields are set before the first operation and not changed. A member alone needs neither lanes nor a room.
+// Its fields are set before the first operation and not changed, but for the table, which all may change between two. A member alone needs neither lanes nor a room.
 type Comm struct {
 	N, Me int
 	// Lane gives the two rings to and from another member. It is asked for those that are needed, again and again.
@@ -24,14 +24,17 @@ type Comm struct {
 	Table Table
 
 	ready    bool
+	table    Table // that fabrics were made for
 	err      error // why nothing can be started
+	over     error // why nothing can be started any more: an operation has failed
 	busy     bool  // an operation is under way
 	progress uint64
 
-	flat   fabric     // of all members
-	host   *inRoom    // of this host's, if it is shared and there are other hosts
-	hosts  [][]int    // as Hosts, sorted
-	across []*onLanes // by place in a host: of one member of each host; nil for those that this one is not in
+	flat   fabric      // of all members
+	host   *inRoom     // of this host's, if it is shared and there are other hosts
+	taken  [2][]uint64 // by track and room index: chunks that were released
+	hosts  [][]int     // as Hosts, sorted
+	across []*onLanes  // by place in a host: of one member of each host; nil for those that this one is not in
 	flow   flow
 	staged staged
 	tree   tree
@@ -92,14 +95,18 @@ func (c *Comm) Start(a Args) Op {
 
 // check refuses what cannot be started.
 func (c *Comm) check(a *Args) error {
-	if !c.ready {
-		c.ready, c.err = true, c.setUp()
-	}
-	if c.err != nil {
-		return c.err
+	if c.over != nil {
+		return c.over
 	}
 	if c.busy {
 		return fmt.Errorf("%w: one operation at a time", ErrComm)
+	}
+	if !c.ready || c.Table != c.table {
+		c.err = c.setUp()
+		c.ready, c.table = true, c.Table
+	}
+	if c.err != nil {
+		return c.err
 	}
 	return a.Check(c.N, c.Me)
 }
@@ -124,7 +131,7 @@ func (c *Comm) setUp() (err error) {
 		return fmt.Errorf("%w: the members of a room are in order, not %v", ErrComm, c.Local)
 	}
 	if shared && len(c.Local) == c.N {
-		c.flat, err = newInRoom(c.Room, c.Local, c.Table.RoomChunk)
+		c.flat, err = newInRoom(c)
 		return err
 	}
 	if c.flat, err = newOnLanes(c, everyone, c.Me); err != nil {
@@ -136,7 +143,7 @@ func (c *Comm) setUp() (err error) {
 // fail ends an operation with an error, tells all others why, and lets no other begin: channels may be anywhere.
 func (c *Comm) fail(seq, sig uint64, err error) {
 	c.notify(noticeOf(seq, sig, err))
-	c.err = fmt.Errorf("%w: it failed: %w", ErrComm, err)
+	c.over = fmt.Errorf("%w: it has failed: %w", ErrComm, err)
 }
 
 // notify tells all others.
@@ -266,13 +273,13 @@ func (a *Args) signature(me int) Signature {
 	return s
 }
 
-// Slots of a room have 128 KiB: two ranks' blocks of an all-reduce and what they are made of stay in a core's L2 cache. Where
-// there are many members, each of which gets its piece of a slot, pieces are to have 8 KiB, which take several times what
-// publishing them does.
+// Each member gets its piece of a slot. Measured with two and four members, pieces of 64 KiB and more take the same time for a byte:
+// they are long enough to be copied at full speed, and slots are short enough to stay in a cache that cores share. A room
+// of many members is to stay within 16 MiB of each, and has smaller pieces for it.
 const (
+	goodPiece = 64 << 10
 	leastSlot = 128 << 10
 	mostSlot  = 512 << 10
-	goodPiece = 8 << 10
 )
 
 // Layout is what a room for operations of n members on one host should have: tracks for inputs, results and notices. Of eight slots

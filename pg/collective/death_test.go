@@ -49,7 +49,7 @@ func (m mortal) dead(*flow, int) error { return nil }
 func (w *world) doom(member, after int) *int {
 	c := w.comms[member]
 	require.NoError(w.tb, c.setUp())
-	c.ready = true
+	c.ready, c.table = true, c.Table
 	c.flat = mortal{c.flat, &after}
 	return &after
 }

@@ -10,22 +10,25 @@ import (
 type inRoom struct {
 	room  *shm.Room
 	list  []int
-	most  int         // bytes in a slot that are used
-	taken [2][]uint64 // by track and member: chunks that were released
+	most  int          // bytes in a slot that are used
+	taken *[2][]uint64 // by track and position: chunks that were released
 }
 
-func newInRoom(room *shm.Room, list []int, most int) (*inRoom, error) {
+func newInRoom(c *Comm) (*inRoom, error) {
+	room, list := c.Room, c.Local
 	if room.Len() != len(list) {
 		return nil, fmt.Errorf("%w: a room of %d members, and %d that are local", ErrComm, room.Len(), len(list))
 	}
 	l := room.Layout()
-	r := &inRoom{room: room, list: list, most: min(most, l.SlotBytes) &^ (leastChunk - 1)}
+	r := &inRoom{room: room, list: list, most: min(c.Table.RoomChunk, l.SlotBytes) &^ (leastChunk - 1), taken: &c.taken}
 	if l.Tracks < tracks || r.most < len(list)*2*leastChunk {
 		return nil, fmt.Errorf("%w: a room of %d members needs %d tracks and slots of %d bytes, not %d and %d: see Layout",
 			ErrComm, len(list), tracks, len(list)*2*leastChunk, l.Tracks, l.SlotBytes)
 	}
-	for t := range r.taken {
-		r.taken[t] = make([]uint64, len(list))
+	for t := range c.taken {
+		if c.taken[t] == nil {
+			c.taken[t] = make([]uint64, len(list))
+		}
 	}
 	return r, nil
 }

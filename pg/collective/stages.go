@@ -13,6 +13,7 @@ const maxStages = 64
 // setUpStages makes what operations in stages need: the room of this host, and for each place in a host the lanes of one
 // member of every host, the one at that place, or the last if there are fewer.
 func (c *Comm) setUpStages() error {
+	c.hosts, c.host, c.across = nil, nil, nil
 	longest := 0
 	for _, h := range c.Hosts {
 		c.hosts = append(c.hosts, slices.Sorted(slices.Values(h)))
@@ -33,7 +34,7 @@ func (c *Comm) setUpStages() error {
 	}
 	if len(c.hosts[i]) > 1 {
 		var err error
-		if c.host, err = newInRoom(c.Room, c.Local, c.Table.RoomChunk); err != nil {
+		if c.host, err = newInRoom(c); err != nil {
 			return err
 		}
 	}
