@@ -37,7 +37,7 @@ func TestEveryOperationInEveryMesh(t *testing.T) {
 			w := newWorld(t, s, 42)
 			n := len(w.comms)
 			seq := uint64(0)
-			for range 5 {
+			for range max(1, 30/n) {
 				var row []problem
 				var names []string
 				for range 20 {

@@ -10,7 +10,8 @@ import (
 
 // Comm is a mesh for operations: N members, of which this process is Me. One goroutine at a time may use it.
 //
-// Its fields are set before the first operation and not changed, but for the table, which all may change between two. A member alone needs neither lanes nor a room.
+// Its fields are set before the first operation and not changed, but for the table, which all may change between two. A member that
+// is alone needs neither lanes nor a room.
 type Comm struct {
 	N, Me int
 	// Lane gives the two rings to and from another member. It is asked for those that are needed, again and again.

@@ -80,12 +80,12 @@ func (c *Comm) Measure(seq uint64, wait func(Op) error) (r Rates, next uint64, e
 		r.LaneMiB = max(long-short, 0) / others
 		r.Message = max(short-r.Step/2, 0) / others
 	}
-	err = r.agree(run)
+	err = agree(&r, run)
 	return r, seq, err
 }
 
 // agree makes all members' rates those of the slowest.
-func (r *Rates) agree(run func(Args) func() error) error {
+func agree(r *Rates, run func(Args) func() error) error {
 	list := []*time.Duration{&r.Step, &r.Message, &r.Copy, &r.Reduce, &r.LaneMiB}
 	b := make([]byte, 8*len(list))
 	for i, d := range list {
@@ -133,9 +133,9 @@ func (r Rates) Table(n int) Table {
 	}
 	t.Split = bytesIn(r.Step, r.LaneMiB*time.Duration(max(n-2, 1)), 64<<10, 2<<20)
 	t.Stage = bytesIn(r.Step, r.LaneMiB, 16<<10, 1<<20)
-	t.LaneChunk = 1 << bits.Len(uint(bytesIn(20*r.Message, r.LaneMiB, 32<<10, 255<<10))) //nolint:gosec // positive
+	t.LaneChunk = 1 << bits.Len(uint(bytesIn(20*r.Message, r.LaneMiB, 32<<10, 255<<10)))
 	for t.Tree = 4; t.Tree < maxMembers; t.Tree++ {
-		if time.Duration(t.Tree-1)*r.Message > time.Duration(bits.Len(uint(t.Tree-1))-1)*r.Step { //nolint:gosec // positive
+		if time.Duration(t.Tree-1)*r.Message > time.Duration(bits.Len(uint(t.Tree-1))-1)*r.Step {
 			break
 		}
 	}

@@ -177,9 +177,17 @@ func (l *onLanes) hear(o *flow) {
 	}
 }
 
+// behindPolls is after how many polls that moved nothing what lies behind the first message of a lane is looked at: as often as a
+// waiting caller polls before it sleeps.
+const behindPolls = 64
+
 // lookBehind finds a notice of why a position has given up this operation behind blocks that are not taken yet, and may never be:
-// this member may be waiting for room, which that position will not make any more.
+// this member may be waiting for room, which that position will not make any more. It looks from time to time: a peer may have run
+// ahead by thousands of small messages.
 func (l *onLanes) lookBehind(o *flow, k int) {
+	if o.stuck%behindPolls != behindPolls-1 {
+		return
+	}
 	ready := l.c[k].Ready()
 	for o.err == nil {
 		h, ok, err := readHeader(ready, l.most)

@@ -153,29 +153,35 @@ func (w *world) run(ops [][]Args, step func(polled int)) []error {
 	n := len(w.comms)
 	running, at, errs := make([]Op, n), make([]int, n), make([]error, n)
 	w.at = at
-	left := func(i int) bool { return !w.dead[i] && errs[i] == nil && at[i] < len(ops[i]) }
+	var list []int // of those that are at it
 	idle, progress := 0, uint64(0)
-	for {
-		var list []int
-		now := uint64(0)
-		for i, c := range w.comms {
-			now += c.Progress() + uint64(at[i])
-			if left(i) {
-				list = append(list, i)
+	for polls := 0; ; polls++ {
+		if polls%16 == 0 || len(list) == 0 {
+			list = list[:0]
+			now := uint64(0)
+			for i, c := range w.comms {
+				now += c.Progress() + uint64(at[i])
+				if !w.dead[i] && errs[i] == nil && at[i] < len(ops[i]) {
+					list = append(list, i)
+				}
 			}
-		}
-		if len(list) == 0 {
-			return errs
-		}
-		if idle++; now != progress {
-			idle, progress = 0, now
-		}
-		if idle > hang*n {
-			w.tb.Fatalf("hangs: members %v of %d are in operations %v", list, n, at)
+			if len(list) == 0 {
+				return errs
+			}
+			if idle++; now != progress {
+				idle, progress = 0, now
+			}
+			if idle > hang*n/16 {
+				w.tb.Fatalf("hangs: members %v of %d are in operations %v", list, n, at)
+			}
 		}
 		i := list[w.rng.IntN(len(list))]
 		if w.rng.IntN(4) == 0 {
 			i = list[0] // some run ahead
+		}
+		if w.dead[i] || errs[i] != nil || at[i] == len(ops[i]) {
+			list = slices.DeleteFunc(list, func(k int) bool { return k == i })
+			continue
 		}
 		if running[i] == nil {
 			running[i] = w.comms[i].Start(ops[i][at[i]])
