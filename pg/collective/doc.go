@@ -35,6 +35,10 @@
 // they lie, in the peers' slots. Over lanes, to other hosts, each receiver is sent its own, as a message with a header in a ring;
 // operands are reduced out of the ring. A message is written when there is room for all of it, so that rings hold whole ones.
 //
+// Channels are bounded, and nobody waits for itself by that. Results are taken as soon as they come first. Let b be the least block
+// of inputs that somebody has not taken: who has not sent it yet finds room, since what fills its channels is results, or older
+// inputs that all have taken; and once all have sent it, it comes first everywhere. So it is taken, and so is every other.
+//
 // Among many members, small all-reduces, broadcasts, reductions and barriers over lanes are made by trees: recursive doubling (with
 // members beyond a power of two folded in), binomial trees and dissemination (Thakur, Rabenseifner and Gropp, "Optimization of
 // collective communication operations in MPICH", 2005; Hensgen, Finkel and Manber, 1988). Large ones are always exchanged
@@ -56,4 +60,9 @@
 // waits in, so that those who all wait for each other, in different operations, find out.
 //
 // After an error the mesh is not used any more.
+//
+// # Choosing
+//
+// All members choose the same way from the operation's signature, the mesh, and a [Table] of sizes, which they must have in common.
+// [Comm.Measure] measures a mesh and gives all members the same [Rates], and [Rates.Table] says how a table follows from them.
 package collective
