@@ -22,7 +22,7 @@ const root = "../.."
 
 // order is the import order: a folder imports only from rows below its own, and from itself.
 var order = [][]string{
-	{"cmd", "integration", "examples"},
+	{"cmd", "integration", "examples", "python"},
 	{"server"},
 	{"node"},
 	{"conductor", "pg"},
