@@ -1,0 +1,111 @@
+"""The exceptions of the package. All are :class:`LarderError`, and what fits is a built-in exception besides."""
+
+from __future__ import annotations
+
+
+class LarderError(Exception):
+    """Whatever fails in larder. Its text says what to do, where something can be done."""
+
+
+class LibraryError(LarderError, ImportError):
+    """liblarder.so is missing, or is of another version than the package."""
+
+
+class ForkError(LarderError, RuntimeError):
+    """The process was forked after liblarder.so was loaded: start it with spawn instead."""
+
+
+class InternalError(LarderError, RuntimeError):
+    """A defect of larder. The text has what a report of it needs."""
+
+
+class InvalidArgumentError(LarderError, ValueError):
+    """An argument is wrong."""
+
+
+class ClosedError(LarderError, ValueError):
+    """The object was closed, as files say it."""
+
+
+class TimedOutError(LarderError, TimeoutError):
+    """It was not done in time. What was asked for does not happen later, unless it is a wait that has timed out."""
+
+
+class CanceledError(LarderError):
+    """It was given up before it was carried out."""
+
+
+class StaleError(LarderError):
+    """The remote buffer is not registered any more: refresh the segment. Nothing was read or written."""
+
+
+class OutOfRangeError(LarderError, IndexError):
+    """A request does not lie within its buffer."""
+
+
+class ReadOnlyError(LarderError, ValueError):
+    """Memory that may only be read was to be written, here or there."""
+
+
+class NoPathError(LarderError, ConnectionError):
+    """No way to the peer is left."""
+
+
+class ChecksumError(LarderError):
+    """Bytes arrived which are not those that were sent."""
+
+
+class MemoryGoneError(LarderError):
+    """Memory behind a buffer is gone: its file was truncated, or the memory failed."""
+
+
+class StorageError(LarderError, OSError):
+    """The storage under a remote buffer failed."""
+
+
+class MissingError(LarderError):
+    """Nothing is stored where a read asked."""
+
+
+class FullError(LarderError):
+    """The receiver has not taken its notifications: try later."""
+
+
+class UncertainError(LarderError, ConnectionError):
+    """The peer has not answered: it may have been told or not."""
+
+
+class RefusedError(LarderError, ConnectionError):
+    """The peer does not take this process: a wrong token, or another protocol."""
+
+
+class UnsettledError(LarderError, ConnectionError):
+    """The peer does not answer: bytes of a write may still land there, until :meth:`larder.Transfer.settled` returns True."""
+
+
+class UnknownNameError(LarderError, LookupError):
+    """No segment of that name is published, or it has no buffer of that name."""
+
+
+# By the codes of the library, which are those of python/native/errors.go. 5 is LarderError itself.
+BY_CODE: dict[int, type[LarderError]] = {
+    2: InternalError,
+    3: InvalidArgumentError,
+    4: ClosedError,
+    5: LarderError,
+    6: TimedOutError,
+    7: CanceledError,
+    8: StaleError,
+    9: OutOfRangeError,
+    10: ReadOnlyError,
+    11: NoPathError,
+    12: ChecksumError,
+    13: MemoryGoneError,
+    14: StorageError,
+    15: MissingError,
+    16: FullError,
+    17: UncertainError,
+    18: RefusedError,
+    19: UnsettledError,
+    20: UnknownNameError,
+}

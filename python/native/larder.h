@@ -1,0 +1,49 @@
+/*
+ * The C ABI of liblarder.so, for languages that call the Go packages of the project: python/larder is built on it.
+ *
+ * - Every call returns a code of errors.go, 0 for success, and writes what a person should read into its larder_error.
+ * - Objects are named by handles, which are never used again. 0 names nothing. A call with a handle that was closed, or is
+ *   one of another kind, fails; it does not crash.
+ * - Calls that wait take a limit in nanoseconds, wait for at most a second of it, and return LARDER_AGAIN when it is over: the
+ *   caller looks for signals and calls again. What cannot be taken up again is a job: it is begun, waited for in slices, and
+ *   can be given up.
+ * - Memory of the caller's is used during the call only. The exceptions say until when: larder_buffer_register,
+ *   larder_batch_submit.
+ * - Calls may be made concurrently, from any thread, but not in a process that was forked after the library was loaded.
+ */
+#ifndef LARDER_H
+#define LARDER_H
+
+#include <stdint.h>
+
+#define LARDER_AGAIN 1
+
+/* larder_error is what a failed call says: text of length bytes, cut off if need be, in UTF-8. */
+typedef struct {
+	int32_t length;
+	char text[1020];
+} larder_error;
+
+/* larder_handle names a buffer to other processes. */
+typedef struct {
+	uint64_t id;
+	uint64_t generation;
+} larder_handle;
+
+/* larder_request is one request of a batch: a range of a remote buffer, and as much memory here. */
+typedef struct {
+	uint64_t id;
+	uint64_t generation;
+	uint64_t offset;
+	void *address;
+	uint64_t length;
+} larder_request;
+
+/* larder_notification has the lengths of the parts of a notification, which lie one after the other. */
+typedef struct {
+	uint32_t engine;
+	uint32_t name;
+	uint32_t body;
+} larder_notification;
+
+#endif
