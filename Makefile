@@ -9,8 +9,10 @@ BENCHFLAGS   ?=
 PLANTEDFLAGS ?=
 REPORTS      ?= bin/reports
 NIGHTMINUTES ?= 60
+PYTHON       ?= python3
+WHEELFLAGS   ?=
 
-.PHONY: all build test test-short race vet fmt fmt-check lint sim fuzz bench chaos planted merge nightly reliability rdma rdma-lint clean
+.PHONY: all build test test-short race vet fmt fmt-check lint sim fuzz bench chaos planted merge nightly reliability rdma rdma-lint python python-test python-wheel clean
 
 all: build
 
@@ -105,5 +107,18 @@ rdma:
 rdma-lint:
 	$(GOLANGCI) run --build-tags rdma ./transfer/verbs/...
 
+# The library that python/larder calls, where it looks for it. Needs a C compiler.
+python:
+	CGO_ENABLED=1 $(GO) build -trimpath -buildmode=c-shared -ldflags "-s -w" -o python/larder/liblarder.so ./python/native
+	@rm -f python/larder/liblarder.h
+
+# With any Python from 3.10 on; tests that need numpy or torch are skipped where these are missing.
+python-test: python
+	cd python/tests && PYTHONPATH=.. $(PYTHON) -W error::ResourceWarning -m unittest discover $(PYTHONTESTFLAGS)
+
+# pip fetches setuptools for it; WHEELFLAGS=--no-build-isolation takes the one that is there.
+python-wheel: python
+	$(PYTHON) -m pip wheel --no-deps $(WHEELFLAGS) -w bin ./python
+
 clean:
-	rm -rf bin data
+	rm -rf bin data python/build python/larder.egg-info python/larder/liblarder.so
