@@ -114,7 +114,9 @@ def _load() -> ctypes.CDLL:
             "or install a package and a library of the same release"
         )
     for name, arguments in _CALLS.items():
-        function = getattr(lib, name)
+        function = getattr(lib, name, None)
+        if function is None:
+            raise LibraryError(f"{at} has no {name}: build it anew with `make python`")
         function.argtypes = [*arguments, ctypes.POINTER(Error)]
         function.restype = _i32
     return lib
