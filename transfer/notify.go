@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 )
 
@@ -27,18 +29,55 @@ type inbox struct {
 	mu     sync.RWMutex // held for writing to close
 	closed bool
 	queue  chan Notification
+	// handlers take what is for them. Who calls one holds mu for reading.
+	handlers []*handler
+}
+
+// handler takes the notifications whose names begin with its prefix.
+type handler struct {
+	prefix string
+	fn     func(Notification)
 }
 
 // Notifications are those that others have sent to this engine, in order for each sender's segment. It is closed with the
 // engine. Who does not take them has senders fail with [ErrFull].
 func (e *Engine) Notifications() <-chan Notification { return e.inbox.queue }
 
-// deliver queues a notification, or says why not. It does not wait.
+// ReservedNames begin the names of notifications that never come by [Engine.Notifications]: who sent one that no handler takes is
+// refused.
+const ReservedNames = "larder-"
+
+// Handle has fn take the notifications whose names begin with prefix, instead of the queue, so that parts of a process that share
+// an engine do not take each other's. Of several that fit the one that came first takes it. fn is called as notifications come, in
+// order for each sender's segment; it must neither wait nor notify, nor call stop. When stop returns fn is not called any more.
+func (e *Engine) Handle(prefix string, fn func(Notification)) (stop func()) {
+	h := &handler{prefix, fn}
+	e.inbox.mu.Lock()
+	defer e.inbox.mu.Unlock()
+	e.inbox.handlers = append(e.inbox.handlers, h)
+	return func() {
+		e.inbox.mu.Lock()
+		defer e.inbox.mu.Unlock()
+		e.inbox.handlers = slices.DeleteFunc(e.inbox.handlers, func(other *handler) bool { return other == h })
+	}
+}
+
+// deliver hands a notification to who takes it, or queues it, or says why not. It does not wait.
 func (e *Engine) deliver(n Notification) error {
 	e.inbox.mu.RLock()
 	defer e.inbox.mu.RUnlock()
 	if e.inbox.closed {
 		return ErrClosed
+	}
+	for _, h := range e.inbox.handlers {
+		if strings.HasPrefix(n.Name, h.prefix) {
+			h.fn(n)
+			e.counters.received.Add(1)
+			return nil
+		}
+	}
+	if strings.HasPrefix(n.Name, ReservedNames) {
+		return fmt.Errorf("%w: nobody takes notifications of that name any more", ErrRefused)
 	}
 	select {
 	case e.inbox.queue <- n:

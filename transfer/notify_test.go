@@ -96,6 +96,42 @@ func TestANotificationComesAfterTheBytes(t *testing.T) {
 	})
 }
 
+// TestAHandlerTakesWhatIsItsOwn and leaves the rest in the queue, which may be full.
+func TestAHandlerTakesWhatIsItsOwn(t *testing.T) {
+	notifyWays(t, func(t *testing.T, there *Engine, seg *Segment) {
+		t.Helper()
+		got := make(chan Notification, 10)
+		take := func(n Notification) { got <- n }
+		stop := there.Handle("a/", take)
+		stopOther := there.Handle("b/", take)
+		defer stopOther()
+		for range notificationQueue {
+			require.NoError(t, seg.Notify(t.Context(), "c", nil))
+		}
+		require.ErrorIs(t, seg.Notify(t.Context(), "c", nil), ErrFull)
+		for _, name := range []string{"a/1", "b/2", "a/"} {
+			require.NoError(t, seg.Notify(t.Context(), name, []byte(name)))
+			n := <-got
+			require.Equal(t, Notification{Engine: seg.e.ID(), Name: name, Body: []byte(name)}, n)
+		}
+		stop()
+		require.ErrorIs(t, seg.Notify(t.Context(), "a/3", nil), ErrFull)
+		require.NoError(t, seg.Notify(t.Context(), "b/4", nil))
+		require.Equal(t, "b/4", (<-got).Name)
+		for range notificationQueue {
+			require.Equal(t, "c", (<-there.Notifications()).Name)
+		}
+		require.NoError(t, seg.Notify(t.Context(), "a/5", nil))
+		require.Equal(t, "a/5", (<-there.Notifications()).Name)
+		stop = there.Handle(ReservedNames+"x", take)
+		require.NoError(t, seg.Notify(t.Context(), ReservedNames+"x", nil))
+		require.Equal(t, ReservedNames+"x", (<-got).Name)
+		stop()
+		require.ErrorIs(t, seg.Notify(t.Context(), ReservedNames+"x", nil), ErrRefused)
+		require.Empty(t, there.Notifications())
+	})
+}
+
 // TestNobodyIsNotified tells what happens if the peer does not answer, is gone, or the segment is closed.
 func TestNobodyIsNotified(t *testing.T) {
 	here := engine(t, Config{StallTimeout: 200 * time.Millisecond})
