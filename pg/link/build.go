@@ -85,6 +85,9 @@ func (p *party) assemble(ctx context.Context) error {
 				return err
 			}
 			continue
+		case <-p.patience():
+			quiet := &RefusedError{Code: RefusedClosed, By: "this process", Text: "nothing was heard of " + p.key.String() + " for long"}
+			return p.missing(quiet)
 		case <-ctx.Done():
 			return p.missing(ctx.Err())
 		case <-p.n.ctx.Done():
@@ -95,6 +98,18 @@ func (p *party) assemble(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// patienceTime is how long a mesh hears nothing until it is begun anew, and up to twice that: whatever others have missed, or
+// taken for an answer to another attempt, they are told again.
+const patienceTime = time.Second
+
+// patience is when to begin anew. Members that wait for each other do so at different times. A pair is begun anew by who asks.
+func (p *party) patience() <-chan time.Time {
+	if p.key.pair {
+		return nil
+	}
+	return after(patienceTime + time.Duration(draw()%uint64(patienceTime)))
 }
 
 // message fills in what every message to a member says.

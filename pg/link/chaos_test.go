@@ -32,6 +32,7 @@ func TestMeshesAreBuiltInTheEnd(t *testing.T) {
 						if err == nil { // the others may have theirs, too: then it is the one
 							time.Sleep(5 * time.Millisecond)
 							errOf(t, m.Close())
+							cancel() // those who wait for somebody that has had his, as below
 							return
 						}
 					}
@@ -43,7 +44,7 @@ func TestMeshesAreBuiltInTheEnd(t *testing.T) {
 						}
 						return
 					}
-					cancel() // those who wait for somebody that has had his
+					cancel()
 					errOf(t, m.Close())
 				})
 			}

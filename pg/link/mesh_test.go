@@ -225,20 +225,22 @@ func TestMembersThatDisagree(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			nodes := nodesOver(t, transportKinds[0], 3)
-			done := make(chan error, 1)
-			go func() {
-				_, err := nodes[0].Mesh(within(t, wait), MeshConfig{Group: "g", Me: 0, Members: members(nodes...), Layout: small})
-				done <- err
-			}()
+			done := make(chan error, 2)
+			for _, i := range []int{0, 2} {
+				go func() {
+					_, err := nodes[i].Mesh(within(t, wait), MeshConfig{Group: "g", Me: i, Members: members(nodes...), Layout: small})
+					done <- err
+				}()
+				require.Eventually(t, func() bool {
+					nodes[i].mu.Lock()
+					defer nodes[i].mu.Unlock()
+					return len(nodes[i].parties) == 1
+				}, wait, time.Millisecond)
+			}
 			cfg := MeshConfig{Group: "g", Me: 1, Members: members(nodes...), Layout: small}
 			c.spoil(&cfg)
-			third := make(chan error, 1)
-			go func() {
-				_, err := nodes[2].Mesh(within(t, wait), MeshConfig{Group: "g", Me: 2, Members: members(nodes...), Layout: small})
-				third <- err
-			}()
 			_, err := nodes[1].Mesh(within(t, wait), cfg)
-			for _, err := range []error{err, <-done, <-third} {
+			for _, err := range []error{err, <-done, <-done} {
 				var refused *RefusedError
 				require.ErrorAs(t, err, &refused)
 				require.Equal(t, RefusedMismatch, refused.Code)

@@ -341,7 +341,8 @@ func (n *Node) Ask(ctx context.Context, rank int, ask []byte) ([]byte, error) {
 }
 
 // Close closes all meshes and pairs, takes leave of all processes, and returns when nothing of the node is left. What has been
-// written into lanes is carried before, for as long as lingerTime. Down is not called any more.
+// written into lanes is carried before, for as long as lingerTime. It waits for Up, Down and Answer to return, none of which may call
+// it; Down is not called any more. An engine must be closed after it.
 func (n *Node) Close() error {
 	n.mu.Lock()
 	if n.closed {
