@@ -140,9 +140,7 @@ var small = shm.Layout{Tracks: 2, Slots: 4, SlotBytes: 4 << 10}
 func meshOf(tb testing.TB, group string, epoch uint64, nodes ...*Node) []*Mesh {
 	tb.Helper()
 	meshes, errs := meshes(context.Background(), group, epoch, nodes...)
-	for _, err := range errs {
-		require.NoError(tb, err)
-	}
+	require.NoError(tb, errors.Join(errs...))
 	return meshes
 }
 
