@@ -279,12 +279,14 @@ func (p *party) advance(ctx context.Context) error {
 			return err
 		}
 	}
-	for i, s := range p.seats {
-		if s == nil {
-			continue
-		}
-		if err := p.complete(i, s); err != nil { //nolint:contextcheck // lanes outlive their making
-			return err
+	for range 2 { // all lanes first, then what is said when they are there
+		for i, s := range p.seats {
+			if s == nil {
+				continue
+			}
+			if err := p.complete(i, s); err != nil { //nolint:contextcheck // lanes outlive their making
+				return err
+			}
 		}
 	}
 	return p.meet() //nolint:contextcheck // likewise
@@ -370,8 +372,8 @@ func (p *party) complete(i int, s *seat) error {
 			return err
 		}
 	}
-	if s.told || !s.whole() || p.room == nil && p.outbox != nil && slices.Contains(p.mates, i) {
-		return nil
+	if s.told || p.room == nil && p.outbox != nil || slices.ContainsFunc(p.seats, func(s *seat) bool { return s != nil && !s.whole() }) {
+		return nil // only all lanes together: else one member had its mesh, and others none that had to begin anew
 	}
 	s.told = true
 	return s.c.sendJSON(frameDone, nil, p.message(s, &partyMessage{}))
