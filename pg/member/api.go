@@ -79,11 +79,11 @@ type Status string
 
 // What becomes of calls.
 const (
-	Applied             Status = "applied"
-	AppliedWithDropped  Status = "applied with dropped ranks"
-	Rejected            Status = "rejected"
-	Reconciled          Status = "reconciled" // of Sync: a failure was dealt with
-	NoPending           Status = "no pending" // of Sync: there was none
+	Applied            Status = "applied"
+	AppliedWithDropped Status = "applied with dropped ranks"
+	Rejected           Status = "rejected"
+	Reconciled         Status = "reconciled" // of Sync: a failure was dealt with
+	NoPending          Status = "no pending" // of Sync: there was none
 )
 
 // Response is what became of Activate, Deactivate or Sync.

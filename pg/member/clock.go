@@ -3,8 +3,23 @@ package member
 import "time"
 
 const (
-	// ReportWindow bounds how long members wait for each other's word on a suspect.
+	// ReportWindow bounds how long members wait for each other's word on a suspect: long enough for one whom the scheduler has passed
+	// over, and short enough for the survivors of a failure to go on within a second.
 	ReportWindow = 500 * time.Millisecond
-	// AdmitTimeout bounds how long Activate waits for those who are to be members: as the original does.
+	// Standby is how long each rank gives those before it to do what is to be done: several round trips of the store.
+	Standby = 50 * time.Millisecond
+	// RetryPause is how long to wait before something that has failed is tried again.
+	RetryPause = 50 * time.Millisecond
+	// MeshPause is how long a peer counts as unreachable to whom a channel could not be made although the connection is there: longer than
+	// it takes to agree on a view without him.
+	MeshPause = 2 * time.Second
+	// HoldLimit is how long a proposal may keep operations waiting for members whose leases are in order, but who do not answer: less
+	// than a lease, and far more than a hook takes. It includes connecting, where a failure has begun it.
+	HoldLimit = 2 * time.Second
+	// ConnectLimit is how long members may take to connect while nothing waits for it: registering memory with NICs takes seconds.
+	ConnectLimit = 10 * time.Second
+	// AdmitTimeout bounds how long Activate waits for those who are to be members, as the original does.
 	AdmitTimeout = 20 * time.Second
+	// SyncTimeout bounds how long Sync waits, as the original does.
+	SyncTimeout = 30 * time.Second
 )

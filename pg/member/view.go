@@ -41,28 +41,29 @@ const (
 
 // View is who takes part in a group from one epoch on.
 type View struct {
-	Group string
-	Epoch uint64 // grows from view to view; those that were given up are missing
-	Phase Phase
+	Group string `json:"-"`
+	Epoch uint64 `json:"epoch"` // grows from view to view; those that were given up are missing
+	Phase Phase  `json:"phase"`
 
 	// Members are who runs operations, by rank: the active set without those who are absent.
-	Members []Member
+	Members Members `json:"members"`
 	// Active is the set that users see.
-	Active Mask
+	Active Mask `json:"active"`
 	// Absent are those of Active who have failed while the group leaves deactivation to its user.
-	Absent Mask
+	Absent Mask `json:"absent,omitempty"`
 
 	// StartSeq is the first operation of this view; those before belong to the views before. It is set by the commit.
-	StartSeq uint64
-	// Table is what GroupConfig.Table made of the members' reports. It is set by the commit.
-	Table []byte
+	StartSeq uint64 `json:"start_seq"`
+	// Table is what Config.Table made of the members' reports. It is set by the commit.
+	Table []byte `json:"table,omitempty"`
 
-	Reason   Reason
-	Detail   string // for people: what has failed, say
-	Proposer Member
-	// Base is the epoch of the view that this one follows, and Left are the members of it that this one has not.
-	Base uint64
-	Left []Member
+	Reason   Reason `json:"reason"`
+	Detail   string `json:"detail,omitempty"` // for people: what has failed, say
+	Proposer int    `json:"proposer"`         // rank
+	// Retry says that operations that no member has completed are run again in this view: Config.Retry, and it makes sense.
+	Retry bool `json:"retry,omitempty"`
+	// Left are the members of the view that this process knew before, which this one has not.
+	Left Members `json:"-"`
 }
 
 // Index is a rank's place in Members, -1 if it is not among them.
