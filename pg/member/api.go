@@ -15,9 +15,10 @@ type Hooks interface {
 	// by ctx when the proposal has been given up. Members' addresses are those of Registry.Find. What it returns is given to
 	// Config.Table of whoever commits the view. An error that is a [*ConnectError] says whose fault it was.
 	Connect(ctx context.Context, v View) (report []byte, err error)
-	// Hold stops the beginning of operations until the Commit or Abandon of this epoch, and returns how many operations of the
-	// group this process has completed successfully without a gap, and how many it has begun. With Config.Retry and a view whose
-	// Reason is ReasonFailure, those in progress must not complete either until then: they may be run again.
+	// Hold stops the beginning of operations until the Commit or Abandon of this epoch, and returns the number after that of the
+	// last operation of the group that this process has completed successfully, whatever became of those before it, and after
+	// that of the last one it has begun. If View.Retry is set, those in progress must not complete either until then, for
+	// they may be run again. Only members of the view in force are asked, also those whom the proposed one leaves out.
 	Hold(v View) (done, entered uint64)
 	// Commit is called for each view that is committed, or for the latest one of several, whether this process is in it or not.
 	// Operations from View.StartSeq on run in it, if this process is a member. Those before belong to the views before: they go
@@ -67,8 +68,9 @@ type Config struct {
 	Retry bool
 
 	Hooks Hooks
-	// Isolated is told with an error when operations must stop, since others may count on this process's death, and with nil when it
-	// turned out that they do not. It is called as Hooks.Commit is. May be nil.
+	// Isolated is told with an error when operations must stop, since others may count on this process's death: ErrIsolated, or
+	// ErrLeaseLost if they do. It is told with nil when that is over: after ErrIsolated this process is still a member of the view, and
+	// a new one with all members follows; after ErrLeaseLost it is outside of it. It is called as Hooks.Commit is. May be nil.
 	Isolated func(error)
 	// Table makes what View.Table of a view's members is from what their Connects have reported, by index. May be nil.
 	Table func(v View, reports [][]byte) []byte

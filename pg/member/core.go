@@ -259,6 +259,7 @@ func (c *core) leaseLost() {
 func (c *core) announced() {
 	if c.lost {
 		c.lost, c.isolated = false, false
+		c.put(output{kind: outIsolated})
 	}
 }
 

@@ -60,19 +60,28 @@ func (p *proc) checkView(v View) {
 	}
 }
 
-// checkWins: nobody has completed an operation in one view that somebody else has in another one; apart from those whom the later
-// view has left out, if operations are run again.
+// checkWins: nobody has completed an operation in one view that somebody else has in a later one; apart from those whom a view has
+// left out between: of what they did alone nobody knows.
 func (s *sim) checkWins() {
 	for seq, wins := range s.wins {
 		for _, a := range wins {
 			for _, b := range wins {
-				later := s.views[b.epoch]
-				if a.epoch < b.epoch && (!s.spec.Retry || later.Has(a.p.slot, a.p.inc)) {
+				if a.epoch < b.epoch && !s.leftOut(a.p, a.epoch, b.epoch) {
 					s.failf("operation %d was completed by %v in view %d and by %v in view %d", seq, a.p, a.epoch, b.p, b.epoch)
 				}
 			}
 		}
 	}
+}
+
+// leftOut reports whether a view after one epoch, up to another one, was without a process.
+func (s *sim) leftOut(p *proc, after, to uint64) bool {
+	for epoch := after + 1; epoch <= to; epoch++ {
+		if v, ok := s.views[epoch]; ok && !v.Has(p.slot, p.inc) {
+			return true
+		}
+	}
+	return false
 }
 
 // checkCalls: every call is answered in its time.
@@ -106,22 +115,10 @@ func (s *sim) checkSettled() {
 	}
 	s.run(time.Second)
 	for p, done := range before {
-		// done counts without gaps, so that one failure stops it: what is completed of late tells.
-		if wins := len(s.wins); wins == 0 || !s.wonBy(p, s.latest) {
-			s.failf("%v does nothing in view %d: done %d, then %d, next %d, op %+v", p, s.latest, done, p.done, p.seq, p.op)
+		if p.done == done || p.viewOf(done).Epoch != v.Epoch {
+			s.failf("%v does nothing in view %d: done %d, then %d, next %d, op %+v", p, v.Epoch, done, p.done, p.seq, p.op)
 		}
 	}
-}
-
-func (s *sim) wonBy(p *proc, epoch uint64) bool {
-	for seq := p.seq; seq+5 > p.seq && seq > 0; seq-- {
-		for _, w := range s.wins[seq] {
-			if w.p == p && w.epoch == epoch {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // simulate is one seed: chaos, then peace.

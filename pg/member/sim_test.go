@@ -578,9 +578,7 @@ func (p *proc) progress() {
 		all = all && q.inc == m.Incarnation && q.seq > p.op.seq && its != nil && its.Epoch == v.Epoch && !p.s.cut[pair(p.slot, m.Rank)]
 	}
 	if all {
-		if p.done == p.op.seq {
-			p.done++
-		}
+		p.done = max(p.done, p.op.seq+1)
 		p.s.wins[p.op.seq] = append(p.s.wins[p.op.seq], win{p, p.op.epoch})
 		p.op = nil
 	}
