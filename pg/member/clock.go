@@ -23,3 +23,33 @@ const (
 	// SyncTimeout bounds how long Sync waits, as the original does.
 	SyncTimeout = 30 * time.Second
 )
+
+const (
+	// tickPause bounds how long a group goes without looking at the time: a fraction of any lease.
+	tickPause = 50 * time.Millisecond
+	// storeTimeout bounds one request to the store; what has become of it is asked again.
+	storeTimeout = 2 * time.Second
+	// closeTimeout bounds how long Close takes to say goodbye: others learn it from the lease else.
+	closeTimeout = 2 * time.Second
+)
+
+// start is the zero of the package's clock, which goes on while the process is stopped.
+var start = time.Now() //nolint:forbidigo // this file is the only one that asks for the time
+
+// now is the time since start.
+func now() time.Duration {
+	return time.Since(start) //nolint:forbidigo // see start
+}
+
+// sleep waits for d, or until woken has something or done is closed; it reports whether done is not.
+func sleep(d time.Duration, woken <-chan struct{}, done <-chan struct{}) bool {
+	t := time.NewTimer(d) //nolint:forbidigo // see start
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-woken:
+	case <-done:
+		return false
+	}
+	return true
+}

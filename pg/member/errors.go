@@ -18,6 +18,8 @@ var (
 	ErrLeaseLost = errors.New("member: this process's lease has ended: others go on without it, until it joins again")
 	// ErrActive says that a process that is in the view asked to join it.
 	ErrActive = errors.New("member: join: this process is in the view already; only one that is outside may join")
+	// ErrReplaced says that the group was made anew while this process was taken for dead: close it, and attach to the new one.
+	ErrReplaced = errors.New("member: the group was made anew without this process: close it, and attach again")
 	// ErrPolicy says that a combination of options makes no sense.
 	ErrPolicy = errors.New("member: AutoSync requires AutoDeactivate: without the latter no failure changes the active set," +
 		" so there is nothing to synchronise; set both, or AutoSync to false")

@@ -90,7 +90,7 @@ func (c *core) answer(v verdict) {
 		}
 		switch r.kind {
 		case callStart:
-			if c.member || c.view.Epoch > 0 && c.cfg.rank >= c.spec.Founders {
+			if c.member || c.view.Epoch > 0 && !c.joining {
 				c.finish(r, Response{Status: Applied}, nil)
 			}
 		case callJoin:
@@ -290,4 +290,15 @@ func (c *core) deactivation(r *request) View {
 		v.Absent.Clear(rank)
 	}
 	return v
+}
+
+// healthy is PeerState of a rank.
+func (c *core) healthy(rank int) bool {
+	row, v := c.rows[rank], &c.rec.Committed
+	if row == nil || row.State != stateAwaiting && (!v.Has(rank, row.Incarnation) || row.Out >= v.Epoch) {
+		return false
+	}
+	return !slices.ContainsFunc(v.Members, func(m Member) bool {
+		return m.Rank != rank && c.alive(m, v.Epoch) && (!c.together(rank, m.Rank) || c.apart(rank, m.Rank))
+	})
 }
