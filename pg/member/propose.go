@@ -62,8 +62,9 @@ func (c *core) actOnProposal(v verdict) {
 		c.wakeAt(stall)
 		return
 	}
-	silent := c.silent(p)
+	var silent []int
 	if why == "" {
+		silent = c.silent(p)
 		why = fmt.Sprintf("ranks %s have not answered for %v", rankList(silent), stallLimit(p))
 		if len(silent) < len(p.Members) {
 			v.keep = c.without(v.keep, silent)
@@ -131,14 +132,19 @@ func (c *core) ackOf(rank int, p *View) ack {
 }
 
 // holders are those who have to hold before a view may be committed: all whose operations count. Those whom a failure leaves out
-// are not asked: their operations fail.
+// are not asked, for their operations fail; nor are those who have failed while they were to be left out.
 func (c *core) holders(p *View) (list []int) {
 	for _, m := range c.rec.Committed.Members {
-		if p.Has(m.Rank, m.Incarnation) || p.orderly() && c.alive(m, c.rec.Committed.Epoch) {
+		if p.Has(m.Rank, m.Incarnation) || p.orderly() && c.alive(m, c.rec.Committed.Epoch) && !c.lostTo(p, m.Rank) {
 			list = append(list, m.Rank)
 		}
 	}
 	return list
+}
+
+// lostTo reports whether a member of a proposal says that it has lost a rank.
+func (c *core) lostTo(p *View, rank int) bool {
+	return slices.ContainsFunc(p.Members, func(m Member) bool { return c.doubtOf(m.Rank, rank) != nil })
 }
 
 // orderly reports whether a view leaves members out who are alive.

@@ -35,6 +35,7 @@ type sim struct {
 	latest uint64          // epoch of the last one
 	wins   map[uint64][]win
 	faults bool  // the store fails now and then
+	pace   int64 // of operations: 1 is as fast as they go
 	fault  error // the first promise that was broken
 }
 
@@ -112,7 +113,7 @@ func (q *events) Pop() any {
 func newSim(seed uint64, sp spec) *sim {
 	return &sim{
 		rng: rand.New(rand.NewPCG(seed, 1)), spec: sp, slots: map[int]*proc{}, store: map[string]*entry{},
-		cut: map[[2]int]bool{}, views: map[uint64]View{}, wins: map[uint64][]win{},
+		cut: map[[2]int]bool{}, views: map[uint64]View{}, wins: map[uint64][]win{}, pace: 1,
 	}
 }
 
@@ -242,7 +243,7 @@ func (p *proc) input(fn func()) {
 	p.s.serial++
 	timer := p.s.serial
 	p.timer = timer
-	d := 100 * time.Millisecond
+	d := 200 * time.Millisecond
 	if p.core.wake != 0 {
 		d = min(d, max(p.core.wake-p.s.now, time.Microsecond))
 	}
@@ -544,7 +545,7 @@ func (p *proc) work() {
 	if !p.paused {
 		p.progress()
 	}
-	p.s.after(p.s.between(time.Millisecond, 8*time.Millisecond), p.work)
+	p.s.after(p.s.between(time.Duration(p.s.pace)*time.Millisecond, 8*time.Duration(p.s.pace)*time.Millisecond), p.work)
 }
 
 // progress begins an operation, or sees whether the one in progress has ended: all members of its view have begun it there, or one
@@ -555,6 +556,10 @@ func (p *proc) progress() {
 		return
 	}
 	if p.op == nil {
+		last := &p.views[len(p.views)-1]
+		for p.seq < last.StartSeq && len(leavers(p.viewOf(p.seq).Members, last)) > 0 {
+			p.seq++ // it fails at once
+		}
 		if p.holding == 0 && !p.isolated {
 			p.op = &op{p.seq, p.viewOf(p.seq).Epoch}
 			p.seq++
@@ -627,7 +632,7 @@ func (s *sim) mischief() {
 
 // recover mends all that is broken.
 func (s *sim) recover() {
-	s.faults = false
+	s.faults, s.pace = false, 20
 	for _, p := range s.alive() {
 		p.offline = false
 	}
