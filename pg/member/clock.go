@@ -42,7 +42,7 @@ func now() time.Duration {
 }
 
 // sleep waits for d, or until woken has something or done is closed; it reports whether done is not.
-func sleep(d time.Duration, woken <-chan struct{}, done <-chan struct{}) bool {
+func sleep(d time.Duration, woken, done <-chan struct{}) bool {
 	t := time.NewTimer(d) //nolint:forbidigo // see start
 	defer t.Stop()
 	select {

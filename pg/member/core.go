@@ -89,7 +89,8 @@ type due struct {
 type write struct {
 	rev     uint64 // revision to compare with
 	busy    bool
-	get     bool // it is a read
+	get     bool   // it is a read
+	floor   uint64 // of a read: the newest revision that was known when it began
 	id      int
 	unknown bool          // the last write's fate: it has to be read first
 	after   time.Duration // not before
@@ -343,7 +344,7 @@ func (c *core) flush(w *write, key string) {
 		c.wakeAt(w.after)
 		return
 	}
-	w.busy, w.get, w.id = true, true, c.newID()
+	w.busy, w.get, w.id, w.floor = true, true, c.newID(), c.floor(key)
 	c.put(output{kind: outGet, id: w.id, key: key})
 }
 
@@ -376,8 +377,19 @@ func (c *core) stored(id int, f fate, value []byte, rev uint64) {
 	}
 }
 
-// absent notes that a record that was read is not there.
+// floor is the newest revision that is known of the view record or our row.
+func (c *core) floor(key string) uint64 {
+	if key == keyView {
+		return c.viewFloor
+	}
+	return c.rowRev[c.cfg.rank]
+}
+
+// absent notes that a record that was read is not there; unless it is by now, as we know from elsewhere.
 func (c *core) absent(w *write, key string) {
+	if c.floor(key) != w.floor {
+		return
+	}
 	if key == keyView {
 		if w.rev != 0 {
 			c.setView(nil, c.viewFloor, true)

@@ -26,6 +26,7 @@ type Group struct {
 	wg         sync.WaitGroup
 	wake       chan struct{} // the time to look at has changed
 	work       chan struct{} // todo has something
+	requests   chan output   // to the store: the core has at most one of its row and one of the view on their way
 
 	mu       sync.Mutex
 	core     *core
@@ -54,7 +55,7 @@ func (r *Registry) NewGroup(ctx context.Context, cfg Config) (*Group, error) {
 	}
 	g := &Group{
 		reg: r, cfg: cfg, slot: slot, wake: make(chan struct{}, 1), work: make(chan struct{}, 1), calls: map[int]chan output{},
-		connects: map[uint64]*connecting{}, attached: make(chan struct{}),
+		connects: map[uint64]*connecting{}, attached: make(chan struct{}), requests: make(chan output, requestsAtOnce),
 	}
 	s, generation, err := g.attach(ctx)
 	if err != nil {
@@ -72,6 +73,9 @@ func (r *Registry) NewGroup(ctx context.Context, cfg Config) (*Group, error) {
 	began := now()
 	g.wg.Go(g.keepTime)
 	g.wg.Go(g.doWork)
+	for range requestsAtOnce {
+		g.wg.Go(g.askStore)
+	}
 	g.input(func(*core) {})
 	select {
 	case <-g.attached:
@@ -82,7 +86,7 @@ func (r *Registry) NewGroup(ctx context.Context, cfg Config) (*Group, error) {
 	g.mu.Lock()
 	taken := g.core.takenBy
 	g.mu.Unlock()
-	_ = g.Close()
+	_ = g.Close() //nolint:contextcheck // ctx is over
 	if taken != 0 {
 		what := fmt.Sprintf("slot %d of group %q", slot, cfg.ID)
 		return nil, &TakenError{what, fmt.Sprintf("incarnation %x", taken), now() - began, ctx.Err()}
@@ -157,7 +161,7 @@ func signal(c chan struct{}) {
 func (g *Group) dispatch(o output) {
 	switch o.kind {
 	case outPut, outGet:
-		g.wg.Go(func() { g.request(o) })
+		g.requests <- o
 		return
 	case outAbandon:
 		if x := g.connects[o.epoch]; x != nil {
@@ -167,6 +171,21 @@ func (g *Group) dispatch(o output) {
 	}
 	g.todo = append(g.todo, o)
 	signal(g.work)
+}
+
+// requestsAtOnce is how many requests a core has on their way at most: see write.
+const requestsAtOnce = 2
+
+// askStore makes requests to the store.
+func (g *Group) askStore() {
+	for {
+		select {
+		case <-g.life.Done():
+			return
+		case o := <-g.requests:
+			g.request(o)
+		}
+	}
 }
 
 // request is one put or get.
@@ -465,7 +484,7 @@ func (g *Group) Extend(ctx context.Context, n int) error {
 		}
 		if n > s.Cap {
 			s.Cap = n
-			e, err = g.reg.cfg.Store.Put(ctx, g.key(keySpec), encode(s), store.IfRevision(e.Modified))
+			_, err = g.reg.cfg.Store.Put(ctx, g.key(keySpec), encode(s), store.IfRevision(e.Modified))
 		}
 		if errors.Is(err, store.ErrConflict) {
 			continue

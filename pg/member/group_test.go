@@ -43,6 +43,7 @@ type node struct {
 // stores are the implementations that groups are tried on.
 var stores = map[string]func(t *testing.T) func() store.Store{
 	"tcp": func(t *testing.T) func() store.Store {
+		t.Helper()
 		srv, err := store.Serve("127.0.0.1:0")
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = srv.Close() })
@@ -53,6 +54,7 @@ var stores = map[string]func(t *testing.T) func() store.Store{
 		}
 	},
 	"directory": func(t *testing.T) func() store.Store {
+		t.Helper()
 		dir := t.TempDir()
 		return func() store.Store {
 			s, err := store.Directory(t.Context(), dir, time.Second)
@@ -63,6 +65,7 @@ var stores = map[string]func(t *testing.T) func() store.Store{
 }
 
 func eachStore(t *testing.T, test func(j *job)) {
+	t.Helper()
 	for name, open := range stores {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -303,7 +306,7 @@ func TestWaiting(t *testing.T) {
 	require.ErrorContains(t, se, "not there: ranks 1,2")
 
 	s := j.open()
-	defer s.Close()
+	defer func() { _ = s.Close() }()
 	ctx, cancel = context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	_, err := member.NewRegistry(ctx, member.RegistryConfig{

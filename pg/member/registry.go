@@ -63,7 +63,7 @@ func NewRegistry(ctx context.Context, cfg RegistryConfig) (*Registry, error) {
 		}
 	}
 	if err != nil {
-		_ = r.Close()
+		_ = r.Close() //nolint:contextcheck // ctx may be over
 		return nil, err
 	}
 	return r, nil

@@ -88,24 +88,7 @@ func (c *core) answer(v verdict) {
 		if r.done {
 			continue
 		}
-		switch r.kind {
-		case callStart:
-			if c.member || c.view.Epoch > 0 && !c.joining {
-				c.finish(r, Response{Status: Applied}, nil)
-			}
-		case callJoin:
-			if c.member {
-				c.finish(r, Response{Status: Applied}, nil)
-			}
-		case callActivate:
-			c.answerActivate(r)
-		case callDeactivate:
-			if !slices.ContainsFunc(r.ranks, func(x int) bool { return c.view.Active.Has(x) || c.view.Index(x) >= 0 }) {
-				c.finish(r, Response{Status: Applied}, nil)
-			}
-		case callSync:
-			c.answerSync(r, v)
-		}
+		c.answerCall(r, v)
 		if !r.done && r.deadline != 0 {
 			c.expire(r)
 		}
@@ -115,6 +98,28 @@ func (c *core) answer(v verdict) {
 	c.sync = 0
 	if wantSync && v.trouble {
 		c.sync = c.rec.Committed.Epoch
+	}
+}
+
+// answerCall ends a call that has what it waits for.
+func (c *core) answerCall(r *request, v verdict) {
+	switch r.kind {
+	case callStart:
+		if c.member || c.view.Epoch > 0 && !c.joining {
+			c.finish(r, Response{Status: Applied}, nil)
+		}
+	case callJoin:
+		if c.member {
+			c.finish(r, Response{Status: Applied}, nil)
+		}
+	case callActivate:
+		c.answerActivate(r)
+	case callDeactivate:
+		if !slices.ContainsFunc(r.ranks, func(x int) bool { return c.view.Active.Has(x) || c.view.Index(x) >= 0 }) {
+			c.finish(r, Response{Status: Applied}, nil)
+		}
+	case callSync:
+		c.answerSync(r, v)
 	}
 }
 

@@ -153,7 +153,9 @@ func (sc *scenario) line(t *testing.T, f []string) {
 		}
 	}
 	s := sc.s
-	begin := func(kind callKind, by int, ranks ...int) { sc.calls = append(sc.calls, s.slots[by].start(kind, ranks...)) }
+	begin := func(kind callKind, by int, ranks ...int) {
+		sc.calls = append(sc.calls, s.slots[by].start(kind, ranks...))
+	}
 	switch f[0] {
 	case "kill":
 		s.slots[ranks[0]].kill(true)

@@ -134,7 +134,7 @@ func (s *sim) settled() bool {
 }
 
 // simulate is one seed: chaos, then peace.
-func simulate(seed uint64, trace bool) (err error, log string) { //nolint:revive // the log goes with any error
+func simulate(seed uint64, trace bool) (log string, err error) {
 	s := newSim(seed, spec{})
 	founders := 2 + s.rng.IntN(5)
 	s.spec = spec{Founders: founders, Cap: founders + s.rng.IntN(3), AutoDeactivate: true, AutoSync: true, Retry: s.rng.IntN(2) == 0}
@@ -163,7 +163,7 @@ func simulate(seed uint64, trace bool) (err error, log string) { //nolint:revive
 	s.recover()
 	s.run(9 * time.Second) // stopped ones go on
 	if len(s.views) == 0 || len(s.alive()) == 0 {
-		return s.fault, fmt.Sprint(s.trace)
+		return fmt.Sprint(s.trace), s.fault
 	}
 	for range 60 { // some leases end only now, and calls may take their time
 		for range 3 {
@@ -185,14 +185,14 @@ func simulate(seed uint64, trace bool) (err error, log string) { //nolint:revive
 	}
 	s.checkWins()
 	s.checkCalls()
-	return s.fault, fmt.Sprint(s.trace)
+	return fmt.Sprint(s.trace), s.fault
 }
 
 // TestSimulation runs many short lives of groups in which anything may happen; see sim.mischief.
 func TestSimulation(t *testing.T) {
 	t.Parallel()
 	for seed := *simFirst; seed < *simFirst+uint64(*simSeeds); seed++ {
-		err, log := simulate(seed, *simTrace)
+		log, err := simulate(seed, *simTrace)
 		if *simTrace {
 			t.Log(log)
 		}

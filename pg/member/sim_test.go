@@ -97,12 +97,13 @@ type event struct {
 
 type events []event
 
-func (q events) Len() int { return len(q) }
-func (q events) Less(i, j int) bool {
-	return q[i].at < q[j].at || q[i].at == q[j].at && q[i].serial < q[j].serial
+func (q *events) Len() int { return len(*q) }
+func (q *events) Less(i, j int) bool {
+	a, b := &(*q)[i], &(*q)[j]
+	return a.at < b.at || a.at == b.at && a.serial < b.serial
 }
-func (q events) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
-func (q *events) Push(x any)   { *q = append(*q, x.(event)) }
+func (q *events) Swap(i, j int) { (*q)[i], (*q)[j] = (*q)[j], (*q)[i] }
+func (q *events) Push(x any)    { *q = append(*q, x.(event)) }
 func (q *events) Pop() any {
 	old := *q
 	x := old[len(old)-1]

@@ -82,6 +82,8 @@ func (v *View) Has(rank int, incarnation uint64) bool {
 }
 
 // Mask is a set of ranks: bit r%64 of word r/64.
+//
+//nolint:recvcheck // Set grows it
 type Mask []uint64
 
 // MaskOf is the set of some ranks.
