@@ -17,14 +17,15 @@ func (cfg *Config) check(self int) (slot int, err error) {
 	}
 	for i := range len(cfg.ID) {
 		if c := cfg.ID[i]; c <= ' ' || c == '/' || c > '~' {
-			return 0, &ConfigError{"ID", fmt.Sprintf("%.40q has %q: it is a part of a key, of printable ASCII without blanks and slashes", cfg.ID, c)}
+			return 0, &ConfigError{"ID", fmt.Sprintf("%.40q has %q: it is part of a key, of printable ASCII but blanks and slashes", cfg.ID, c)}
 		}
 	}
 	if cfg.Cap == 0 {
 		cfg.Cap = len(cfg.Ranks)
 	}
 	if len(cfg.Ranks) == 0 || len(cfg.Ranks) > cfg.Cap || cfg.Cap > MaxCap {
-		return 0, &ConfigError{"Cap", fmt.Sprintf("is %d, for %d ranks: it is the number of ranks or more, up to %d", cfg.Cap, len(cfg.Ranks), MaxCap)}
+		problem := fmt.Sprintf("is %d, for %d ranks: it is the number of ranks or more, up to %d", cfg.Cap, len(cfg.Ranks), MaxCap)
+		return 0, &ConfigError{"Cap", problem}
 	}
 	if err := checkRanks(cfg.Ranks); err != nil {
 		return 0, err
@@ -146,7 +147,8 @@ func (g *Group) extendRanks(ctx context.Context, s spec, e store.Entry) (spec, u
 	}
 	s.Ranks = g.cfg.Ranks
 	if len(s.Ranks) > s.Cap {
-		return s, 0, "", &SpecError{g.cfg.ID, []string{fmt.Sprintf("%d ranks here, %d slots in the group: extend it first", len(s.Ranks), s.Cap)}}
+		problem := fmt.Sprintf("%d ranks here, %d slots in the group: extend it first", len(s.Ranks), s.Cap)
+		return s, 0, "", &SpecError{g.cfg.ID, []string{problem}}
 	}
 	e, err := g.reg.cfg.Store.Put(ctx, g.key(keySpec), encode(s), store.IfRevision(e.Modified))
 	return s, e.Created, "", err //nolint:wrapcheck // attach does

@@ -462,7 +462,9 @@ func (c *core) adopt() {
 	v.Group = c.cfg.group
 	me := v.Has(c.cfg.rank, c.cfg.incarnation) && c.out < v.Epoch
 	if !me {
-		v.Members = slices.DeleteFunc(slices.Clone(v.Members), func(m Member) bool { return m.Rank == c.cfg.rank && m.Incarnation == c.cfg.incarnation })
+		v.Members = slices.DeleteFunc(slices.Clone(v.Members), func(m Member) bool {
+			return m.Rank == c.cfg.rank && m.Incarnation == c.cfg.incarnation
+		})
 	}
 	v.Left = leavers(c.view.Members, &v)
 	if c.told != 0 && c.told != v.Epoch {

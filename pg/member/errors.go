@@ -58,7 +58,7 @@ type TakenError struct {
 }
 
 func (e *TakenError) Error() string {
-	return fmt.Sprintf("member: %s is taken by %s, which is still alive after %v: end that process first, or give this one another rank (%v)",
+	return fmt.Sprintf("member: %s is taken by %s, which is alive after %v: end that process first, or give this one another rank (%v)",
 		e.What, e.Other, e.Waited.Round(time.Millisecond), e.Err)
 }
 

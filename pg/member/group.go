@@ -64,7 +64,8 @@ func (r *Registry) NewGroup(ctx context.Context, cfg Config) (*Group, error) {
 	g.generation = generation
 	g.life, g.end = context.WithCancel(r.life)
 	g.core = newCore(coreConfig{
-		group: cfg.ID, rank: slot, incarnation: r.cfg.Self.Incarnation, generation: generation, lease: r.cfg.Store.Lease(), table: cfg.Table,
+		group: cfg.ID, rank: slot, incarnation: r.cfg.Self.Incarnation, generation: generation,
+		lease: r.cfg.Store.Lease(), table: cfg.Table,
 	}, s, now())
 	g.core.joining = g.core.joining && !cfg.Extension
 	if err := g.register(); err != nil {

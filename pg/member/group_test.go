@@ -245,14 +245,15 @@ func TestGroupLife(t *testing.T) {
 			return err == nil && up[0] && !up[1]
 		}, 5*time.Second, time.Millisecond)
 		var wg sync.WaitGroup
-		for _, n := range nodes[:2] {
-			wg.Go(func() {
-				r, err := n.group.Activate(t.Context(), 2)
-				assert.NoError(t, err)
-				assert.Equal(t, member.Applied, r.Status, r.Reason)
-			})
+		answers, errs := make([]member.Response, 2), make([]error, 2)
+		for i, n := range nodes[:2] {
+			wg.Go(func() { answers[i], errs[i] = n.group.Activate(t.Context(), 2) })
 		}
 		wg.Wait()
+		require.NoError(t, errors.Join(errs...))
+		for _, r := range answers {
+			assert.Equal(t, member.Applied, r.Status, r.Reason)
+		}
 		require.NoError(t, <-joined)
 		next.within(0, 1, 2)
 		require.ErrorIs(t, next.group.Join(t.Context()), member.ErrActive)
@@ -268,6 +269,58 @@ func TestGroupLife(t *testing.T) {
 		left, _, err := next.store.List(t.Context(), "pg/job/grp/")
 		require.NoError(t, err)
 		assert.Empty(t, left, "the last one tidies up")
+	})
+}
+
+// TestRegistry: processes hear of each other's coming, going and being replaced, and find each other.
+func TestRegistry(t *testing.T) {
+	t.Parallel()
+	eachStore(t, func(j *job) {
+		t := j.t
+		heard := make(chan string, 10)
+		s := j.open()
+		defer func() { _ = s.Close() }()
+		first, err := member.NewRegistry(t.Context(), member.RegistryConfig{
+			Store: s, Prefix: "pg/job", Self: member.Process{Rank: 0, Incarnation: 1},
+			Appeared: func(p member.Process) { heard <- fmt.Sprintf("+%d %s", p.Rank, p.Address) },
+			Gone:     func(p member.Process) { heard <- fmt.Sprintf("-%d", p.Rank) },
+		})
+		require.NoError(t, err)
+		defer func() { _ = first.Close() }()
+		n := j.start(5)
+		assert.Equal(t, "+5 at 5", <-heard)
+		p, err := first.Find(t.Context(), 5, n.self.Incarnation)
+		require.NoError(t, err)
+		assert.Equal(t, n.self, p)
+		assert.Len(t, first.Processes(), 2)
+
+		found := make(chan error)
+		go func() { // it waits for the next life of rank 5
+			_, err := first.Find(t.Context(), 5, n.self.Incarnation+1)
+			found <- err
+		}()
+		require.NoError(t, n.reg.Close())
+		assert.Equal(t, "-5", <-heard)
+		next := j.start(5)
+		require.Equal(t, n.self.Incarnation+1, next.self.Incarnation)
+		assert.Equal(t, "+5 at 5", <-heard)
+		require.NoError(t, <-found)
+
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		defer cancel()
+		_, err = first.Find(ctx, 6, 1)
+		require.ErrorContains(t, err, "process 6, incarnation 1, is not announced")
+		for name, cfg := range map[string]member.RegistryConfig{
+			"Store":            {Prefix: "p", Self: n.self},
+			"Prefix":           {Store: n.store, Prefix: "p/", Self: n.self},
+			"Self.Rank":        {Store: n.store, Prefix: "p", Self: member.Process{Rank: -1, Incarnation: 1}},
+			"Self.Incarnation": {Store: n.store, Prefix: "p"},
+		} {
+			var ce *member.ConfigError
+			_, err := member.NewRegistry(t.Context(), cfg)
+			require.ErrorAs(t, err, &ce)
+			assert.Equal(t, name, ce.Field)
+		}
 	})
 }
 

@@ -67,8 +67,10 @@ func FuzzRecords(f *testing.F) {
 	v := View{Epoch: 3, Phase: PhaseCommit, Members: Members{{0, 10, 5}, {2, 12, 6}}, Active: MaskOf(0, 2)}
 	p := v
 	p.Epoch = 4
-	f.Add(encode(record{Generation: 1, Last: 4, Committed: v, Proposed: &p}), encode(row{Generation: 1, Incarnation: 5, State: stateActive,
-		Up: peers{{2, 6}}, Down: []doubt{{1, 9, "x"}}, Heard: peers{{1, 9}}, Ack: &ack{Epoch: 4, Held: true}, Resync: &resync{Epoch: 3}}))
+	f.Add(encode(record{Generation: 1, Last: 4, Committed: v, Proposed: &p}), encode(row{
+		Generation: 1, Incarnation: 5, State: stateActive,
+		Up: peers{{2, 6}}, Down: []doubt{{1, 9, "x"}}, Heard: peers{{1, 9}}, Ack: &ack{Epoch: 4, Held: true}, Resync: &resync{Epoch: 3},
+	}))
 	f.Add([]byte(`{"committed":{"members":"0/1:z 0/2:z"}}`), []byte(`{"state":"active","up":"1:2 0:1"}`))
 	f.Add([]byte(`{"last":9,"proposed":{"epoch":9,"members":"1023/0:1"}}`), []byte(`{"gen":1,"inc":7,"state":"awaiting","down":[{"rank":-1}]}`))
 	f.Add(encode(spec{Ranks: []int{10, 11, 12}, Founders: 2, Cap: 3}), []byte("null"))

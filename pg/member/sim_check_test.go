@@ -13,7 +13,7 @@ import (
 )
 
 var (
-	simSeeds = flag.Int("sim.seeds", 200, "seeds of TestSimulation")
+	simSeeds = flag.Int("sim.seeds", 150, "seeds of TestSimulation")
 	simFirst = flag.Uint64("sim.first", 1, "the first of them")
 	simTrace = flag.Bool("sim.trace", false, "tell what happens, of one seed best")
 )
