@@ -17,7 +17,7 @@ func (cfg *Config) check(self int) (slot int, err error) {
 	}
 	for i := range len(cfg.ID) {
 		if c := cfg.ID[i]; c <= ' ' || c == '/' || c > '~' {
-			return 0, &ConfigError{"ID", fmt.Sprintf("%.40q has %q: it is part of a key, of printable ASCII but blanks and slashes", cfg.ID, c)}
+			return 0, &ConfigError{"ID", fmt.Sprintf("%.40q has %q: it is printable ASCII without blanks and slashes", cfg.ID, c)}
 		}
 	}
 	if cfg.Cap == 0 {
