@@ -372,9 +372,25 @@ func (c *core) stored(id int, f fate, value []byte, rev uint64) {
 			} else if x.key != keyView {
 				c.attached = c.attached || !c.lost
 			}
+			if rev <= c.floor(x.key) && x.w.rev == 0 { // what is known is that it was deleted, at a revision that may be too high
+				if !x.w.get {
+					x.w.unknown = true
+				} else if c.floor(x.key) == x.w.floor {
+					c.lowerFloor(x.key, rev-1)
+				}
+			}
 			c.change(x.key, value, rev, false)
 		}
 	}
+}
+
+// lowerFloor forgets a deletion whose revision was that of when it was known.
+func (c *core) lowerFloor(key string, rev uint64) {
+	if key == keyView {
+		c.viewFloor = rev
+		return
+	}
+	c.rowRev[c.cfg.rank] = rev
 }
 
 // floor is the newest revision that is known of the view record or our row.
