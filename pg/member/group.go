@@ -226,8 +226,8 @@ func (g *Group) change(key string, x *store.Change) {
 	s, err := decodeSpec(x.Value)
 	g.input(func(c *core) {
 		switch {
-		case x.Modified < g.generation: // it is of an earlier group of this name
-		case x.Deleted || x.Created != g.generation:
+		case x.Deleted || x.Created < g.generation: // an earlier group of this name; a deletion's revision may be later than it was
+		case x.Created > g.generation:
 			if !g.replaced {
 				g.replaced = true
 				c.leaseLost()
