@@ -1,0 +1,160 @@
+package pg
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"larder/pg/collective"
+	"larder/pg/link"
+	"larder/pg/member"
+)
+
+// What follows is called by the members' agreement: see [member.Hooks]. A proposed view's channels are made while the views before
+// it are in use. Then nothing more begins until all have said how far they are.
+
+// Connect implements [member.Hooks].
+func (g *Group) Connect(ctx context.Context, v member.View) ([]byte, error) {
+	p, err := g.connect(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	var report []byte
+	if v.Reason == member.ReasonStart && len(v.Members) > 1 {
+		if report, err = g.measure(ctx, p); err != nil {
+			p.close()
+			return nil, err
+		}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.stopped != nil {
+		g.old = append(g.old, p) // Close waits for this
+		return nil, g.stopped
+	}
+	g.made[v.Epoch] = p
+	return report, nil
+}
+
+// connect makes a plane for a view.
+func (g *Group) connect(ctx context.Context, v member.View) (*plane, error) {
+	me := v.Index(g.rank)
+	c := &collective.Comm{N: len(v.Members), Me: me}
+	if len(v.Members) == 1 {
+		return newPlane(v, nil, c), nil
+	}
+	members := make([]link.Member, len(v.Members))
+	locals := 0
+	for i, m := range v.Members {
+		members[i] = link.Member{Rank: m.Global, Incarnation: m.Incarnation}
+		if i == me {
+			locals++
+			continue
+		}
+		p, err := g.w.registry.Find(ctx, m.Global, m.Incarnation)
+		if err == nil {
+			err = g.w.node.Connect(ctx, link.Peer{Rank: p.Rank, Incarnation: p.Incarnation, Address: p.Address})
+		}
+		if err != nil {
+			return nil, &member.ConnectError{Ranks: []int{m.Rank}, Err: err}
+		}
+		if g.w.node.Local(m.Global, m.Incarnation) {
+			locals++
+		}
+	}
+	mesh, err := g.w.node.Mesh(ctx, link.MeshConfig{
+		Group: g.cfg.ID, Epoch: v.Epoch, Me: me, Members: members, Layout: collective.Layout(locals),
+	})
+	if err != nil {
+		return nil, connectError(v, err)
+	}
+	c.Lane, c.Hosts = mesh.Lane, mesh.Hosts()
+	c.Room, c.Local = mesh.Room()
+	return newPlane(v, mesh, c), nil
+}
+
+// connectError says whose fault it is that a mesh could not be made.
+func connectError(v member.View, err error) error {
+	var missing *link.MissingError
+	if !errors.As(err, &missing) {
+		return fmt.Errorf("pg: %w", err)
+	}
+	e := &member.ConnectError{Err: err}
+	for _, m := range v.Members {
+		if slices.ContainsFunc(missing.Missing, func(x link.Missing) bool { return x.Rank == m.Global }) {
+			e.Ranks = append(e.Ranks, m.Rank)
+		}
+	}
+	return e
+}
+
+// Hold implements [member.Hooks].
+func (g *Group) Hold(v member.View) (done, entered uint64) {
+	g.turn.Lock() // what is being polled may end
+	defer g.turn.Unlock()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.held, g.frozen = true, g.cfg.Retry && v.Reason == member.ReasonFailure
+	return g.done, g.begun
+}
+
+// Commit implements [member.Hooks].
+func (g *Group) Commit(v member.View) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	defer g.bell.Ring()
+	g.held, g.frozen = false, false
+	was := g.view.Index(g.rank) >= 0
+	g.view = v
+	p := g.made[v.Epoch]
+	delete(g.made, v.Epoch)
+	for epoch, q := range g.made { // those before were given up
+		if epoch < v.Epoch {
+			g.old = append(g.old, q)
+			delete(g.made, epoch)
+		}
+	}
+	switch {
+	case !was && v.Index(g.rank) < 0: // others' business
+		return
+	case p == nil || v.Index(g.rank) < 0: // others go on without this rank
+		g.old = append(g.old, g.planes...)
+		g.planes = nil
+		return
+	}
+	p.adopt(v)
+	if !was { // what it has called by itself does not count
+		g.old = append(g.old, g.planes...)
+		g.planes = nil
+		g.next, g.begun, g.done = v.StartSeq, v.StartSeq, v.StartSeq
+	}
+	g.planes = append(g.planes, p)
+	g.locals.Store(p.locals())
+}
+
+// Abandon implements [member.Hooks].
+func (g *Group) Abandon(epoch uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	defer g.bell.Ring()
+	g.held, g.frozen = false, false
+	if p := g.made[epoch]; p != nil {
+		g.old = append(g.old, p)
+		delete(g.made, epoch)
+	}
+}
+
+// isolated is told when others may count on this process's death, and when they do not any more.
+func (g *Group) isolated(err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case errors.Is(g.stopped, ErrClosed):
+	case err != nil:
+		g.stopped = fmt.Errorf("%w: %w", ErrIsolated, err)
+	default:
+		g.stopped = nil
+	}
+	g.bell.Ring()
+}

@@ -1,0 +1,44 @@
+package pg
+
+import "time"
+
+const (
+	// smallBytes is how long a started call may be to be left to whoever waits for it: waking another thread would take longer
+	// than the call.
+	smallBytes = 64 << 10
+	// laterTime is how long it is left so before the worker takes it up: the caller may never come back.
+	laterTime = 100 * time.Microsecond
+)
+
+// background has the worker take up calls that were started: soon if they are long or many, after a moment otherwise.
+func (g *Group) background(bytes int) {
+	g.mu.Lock()
+	many := len(g.queue)+g.waiting > 1
+	g.mu.Unlock()
+	if many || bytes > smallBytes {
+		g.kick()
+		return
+	}
+	g.later.Reset(laterTime)
+}
+
+func (g *Group) kick() {
+	select {
+	case g.kicked <- struct{}{}:
+	default: // it is told already
+	}
+}
+
+// work is the worker: it helps until no call is under way, and sleeps meanwhile as those do who wait.
+func (g *Group) work() {
+	for {
+		select {
+		case <-g.ctx.Done():
+			return
+		case <-g.kicked:
+		}
+		ready := func() bool { g.help(); return g.idle() || g.ctx.Err() != nil }
+		for !g.bell.Wait(ready, 0, time.Hour) { //nolint:revive // it ends with the calls
+		}
+	}
+}
