@@ -22,7 +22,13 @@ import (
 	"larder/server"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain also is a rank of a benchmark that a test runs, in a process of its own.
+func TestMain(m *testing.M) {
+	if os.Getenv("LARDER_PG_BENCH_RANK") != "" {
+		os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // update makes TestReadme write the README instead of comparing with it.
 var update = flag.Bool("update", false, "write the options' table into the README")

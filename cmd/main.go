@@ -36,6 +36,7 @@ type cli struct {
 	Bench     benchCmd     `cmd:"" help:"Measure this machine and this program side by side."`
 	Sim       simCmd       `cmd:"" help:"Simulate clusters that serve an LLM, with the real scheduler and index; see larder sim run --help."`
 	Transfer  transferCmd  `cmd:"" help:"Measure and look at the transfer engine: the ways between two processes."`
+	PG        pgCmd        `cmd:"" name:"pg" help:"Measure process groups: collectives that keep going when ranks die."`
 	Config    configCmd    `cmd:"" help:"Check and print configurations."`
 	Version   versionCmd   `cmd:"" help:"Print the version."`
 }
