@@ -67,6 +67,22 @@ _CALLS: dict[str, list[Any]] = {
     "larder_batch_error": [_u64, _i64],
     "larder_batch_cancel": [_u64],
     "larder_batch_free": [_u64],
+    "larder_text": [_u64, *_out],
+    "larder_store_serve": [*_text, _handle_out],
+    "larder_store_address": [_u64, *_out],
+    "larder_world_open": [*_text, _u64, _handle_out],
+    "larder_world_close": [_u64, _handle_out],
+    "larder_group_open": [_u64, *_text, _handle_out],
+    "larder_group_close": [_u64, _handle_out],
+    "larder_group_numbers": [_u64, ctypes.c_void_p],
+    "larder_group_active": [_u64, ctypes.c_void_p],
+    "larder_group_peers": [_u64, ctypes.c_void_p, _i64, ctypes.c_void_p],
+    "larder_group_change": [_u64, *_text, _i64, _handle_out],
+    "larder_group_join": [_u64, _i64, _handle_out],
+    "larder_group_extend": [_u64, _i64, _i64, _handle_out],
+    "larder_call_start": [_u64, ctypes.c_void_p, _handle_out],
+    "larder_call_wait": [_u64, _i64, ctypes.c_void_p],
+    "larder_call_free": [_u64],
 }
 
 _lock = threading.Lock()

@@ -87,6 +87,29 @@ class UnknownNameError(LarderError, LookupError):
     """No segment of that name is published, or it has no buffer of that name."""
 
 
+class PeerFailedError(LarderError, RuntimeError):
+    """Ranks were lost while a collective ran, or before it could. What its memory holds is undefined; the group goes on
+    without them.
+
+    Attributes:
+        ranks: those that were lost, by their ranks in the group.
+    """
+
+    ranks: tuple[int, ...] = ()
+
+
+class MismatchError(LarderError, RuntimeError):
+    """Another rank has called something else where this one has called this. The text names both."""
+
+
+class InactiveError(LarderError, RuntimeError):
+    """This rank is not active in the group: others have gone on without it. Join, and have an active rank activate it."""
+
+
+class IsolatedError(LarderError, RuntimeError):
+    """The store does not confirm this process any more: others may have gone on without it."""
+
+
 # By the codes of the library, which are those of python/native/errors.go. 5 is LarderError itself.
 BY_CODE: dict[int, type[LarderError]] = {
     2: InternalError,
@@ -108,4 +131,8 @@ BY_CODE: dict[int, type[LarderError]] = {
     18: RefusedError,
     19: UnsettledError,
     20: UnknownNameError,
+    21: PeerFailedError,
+    22: MismatchError,
+    23: InactiveError,
+    24: IsolatedError,
 }

@@ -38,6 +38,10 @@ const (
 	codeRefused   code = 18
 	codeUnsettled code = 19
 	codeUnknown   code = 20 // no segment of that name
+	codePeer      code = 21 // ranks were lost
+	codeMismatch  code = 22 // another rank has called something else
+	codeInactive  code = 23
+	codeIsolated  code = 24
 )
 
 // errAgain says that the time that a call may take is over.
@@ -122,6 +126,9 @@ func codeOf(err error) code {
 		return codeClosed
 	case errors.As(err, &panicked):
 		return codeInternal
+	}
+	if c := pgCode(err); c != codeFailed {
+		return c // before what it was caused by
 	}
 	for _, r := range reasons {
 		if errors.Is(err, r.err) {

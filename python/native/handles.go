@@ -37,6 +37,13 @@ func (t *table[T]) add(object T) (uint64, error) {
 	return h, nil
 }
 
+// set gives a handle that nobody knows yet another object.
+func (t *table[T]) set(h uint64, object T) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.m[h] = object
+}
+
 // of finds an object.
 func (t *table[T]) of(h uint64) (T, error) {
 	t.mu.RLock()
