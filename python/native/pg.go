@@ -494,6 +494,9 @@ func partsAt(list *C.larder_region, n C.int64_t) ([][]byte, error) {
 	if n < 0 || n > member.MaxCap {
 		return nil, invalid("%d parts: a group has at most %d ranks", int64(n), member.MaxCap)
 	}
+	if n == 0 {
+		return nil, nil // of a rank that has none
+	}
 	parts := make([][]byte, n)
 	for i, r := range unsafe.Slice(list, n) {
 		parts[i] = bytesAt(r)

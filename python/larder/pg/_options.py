@@ -60,11 +60,17 @@ class BackendOptions:
         return "automatic" if self.auto_sync_on_failure else "deferred"
 
 
+_CONSTRUCTORS = """\
+        (active_ranks), (active_ranks, is_extension), (active_ranks, is_extension, max_group_size)
+        (max_group_size), (max_group_size, is_extension)
+        (max_group_size, is_extension, auto_deactivate_on_failure, auto_sync_on_failure)"""
+
+
 class MooncakeBackendOptions(BackendOptions):
     """The same, as programs for Mooncake's process groups write it::
 
-        (active_ranks) (active_ranks, is_extension) (active_ranks, is_extension, max_group_size)
-        (max_group_size) (max_group_size, is_extension)
+        (active_ranks), (active_ranks, is_extension), (active_ranks, is_extension, max_group_size)
+        (max_group_size), (max_group_size, is_extension)
         (max_group_size, is_extension, auto_deactivate_on_failure, auto_sync_on_failure)
 
     Positional or by name. max_world_size is another name of max_group_size. Without any argument it is what the backends
@@ -77,9 +83,8 @@ class MooncakeBackendOptions(BackendOptions):
         names = ["max_group_size", "is_extension", "auto_deactivate_on_failure", "auto_sync_on_failure"]
         if "active_ranks" in named or arguments and isinstance(arguments[0], torch.Tensor):
             names = ["active_ranks", "is_extension", "max_group_size"]
-        if len(arguments) > len(names) or set(names[: len(arguments)]) & set(named) or set(named) - set(names):
-            raise TypeError(f"MooncakeBackendOptions: incompatible arguments. It takes{(self.__doc__ or '').split('::')[1].split('Positional')[0]}")
+        wrong = len(arguments) > len(names) or bool(set(names[: len(arguments)]) & set(named) or set(named) - set(names))
         given = {**dict(zip(names, arguments)), **named}
-        if len({"auto_deactivate_on_failure", "auto_sync_on_failure"} & set(given)) == 1:
-            raise TypeError("MooncakeBackendOptions: auto_deactivate_on_failure and auto_sync_on_failure are given both or not at all")
+        if wrong or len({"auto_deactivate_on_failure", "auto_sync_on_failure"} & set(given)) == 1:
+            raise TypeError(f"MooncakeBackendOptions: incompatible arguments. It takes one of\n{_CONSTRUCTORS}")
         super().__init__(retry=True, raise_on_failure=False, **given)
