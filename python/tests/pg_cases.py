@@ -360,7 +360,7 @@ def different_calls(what):
         elif what == "op":
             dist.all_reduce(t, op=dist.ReduceOp.MAX if last else dist.ReduceOp.SUM)
         elif what == "root":
-            dist.broadcast(t, 1 if last else 0)
+            dist.reduce(t, 1 if last else 0)
     except larder.MismatchError as e:
         return str(e)
     return ""
