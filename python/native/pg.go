@@ -108,7 +108,7 @@ func larder_store_serve(address *C.char, n C.int64_t, started *C.uint64_t, e *C.
 			return err
 		}
 		h, err := begin(0, closeServer, func(context.Context) (uint64, error) {
-			s, err := store.Serve(string(at))
+			s, err := store.Serve(string(at)) //nolint:contextcheck // it goes on when the job has ended
 			if err != nil {
 				return 0, err
 			}
@@ -183,7 +183,7 @@ func openWorld(ctx context.Context, c *worldConfig, e *transfer.Engine) (*world,
 }
 
 // close leaves the job.
-func (w *world) close() error { return errors.Join(w.World.Close(), w.store.Close()) }
+func (w *world) close() error { return errors.Join(w.Close(), w.store.Close()) }
 
 // larder_world_open begins to join a job, as a job of its own. engine is that of larder_engine_open to use, 0 for none; it must
 // not be closed before the world.
@@ -214,7 +214,7 @@ func larder_world_open(config *C.char, n C.int64_t, engineHandle C.uint64_t, sta
 			}
 			h, err := worlds.add(w)
 			if err != nil {
-				return 0, errors.Join(err, w.close())
+				return 0, errors.Join(err, w.close()) //nolint:contextcheck // it ends orderly, whatever the job does
 			}
 			return h, nil
 		})
@@ -239,7 +239,7 @@ func larder_world_close(handle C.uint64_t, started *C.uint64_t, e *C.larder_erro
 		if err != nil {
 			return err
 		}
-		h, err := begin(0, nil, func(context.Context) (uint64, error) { return 0, w.close() })
+		h, err := begin(0, nil, func(context.Context) (uint64, error) { return 0, w.close() }) //nolint:contextcheck // it ends orderly, whatever the job does
 		*started = C.uint64_t(h)
 		return err
 	})
@@ -290,7 +290,7 @@ func larder_group_open(handle C.uint64_t, config *C.char, n C.int64_t, started *
 			}
 			h, err := groups.add(g)
 			if err != nil {
-				return 0, errors.Join(err, g.Close())
+				return 0, errors.Join(err, g.Close()) //nolint:contextcheck // it ends orderly, whatever the job does
 			}
 			return h, nil
 		})
@@ -315,7 +315,7 @@ func larder_group_close(handle C.uint64_t, started *C.uint64_t, e *C.larder_erro
 		if err != nil {
 			return err
 		}
-		h, err := begin(0, nil, func(context.Context) (uint64, error) { return 0, g.Close() })
+		h, err := begin(0, nil, func(context.Context) (uint64, error) { return 0, g.Close() }) //nolint:contextcheck // it ends orderly, whatever the job does
 		*started = C.uint64_t(h)
 		return err
 	})
@@ -419,7 +419,7 @@ func change(ctx context.Context, g *pg.Group, c *changeConfig) (member.Response,
 //
 //export larder_group_change
 func larder_group_change(
-	handle C.uint64_t, config *C.char, n C.int64_t, timeout C.int64_t, started *C.uint64_t, e *C.larder_error,
+	handle C.uint64_t, config *C.char, n, timeout C.int64_t, started *C.uint64_t, e *C.larder_error,
 ) C.int32_t {
 	return guard(e, func() error {
 		g, err := groups.of(uint64(handle))

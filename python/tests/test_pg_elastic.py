@@ -77,7 +77,7 @@ class Failures(unittest.TestCase):
             self.assertEqual(r.on(0, cases.active), [1, 0, 1])
 
     def test_manual_eviction(self):
-        options = {"auto_deactivate_on_failure": False, "auto_sync_on_failure": False, "raise_on_failure": False}
+        options = {"auto_deactivate_on_failure": False, "auto_sync_on_failure": False, "retry": True, "raise_on_failure": False}
         with ranks(4) as r:
             begin(r, 4, options)
             r.kill(1)
