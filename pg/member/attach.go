@@ -173,16 +173,45 @@ func (g *Group) use(ctx context.Context, generation uint64) (started bool, livin
 
 // tidy removes what is left of a group that has started and has no process any more.
 func (g *Group) tidy(ctx context.Context) error {
-	started, living, view, err := g.use(ctx, g.generation)
-	if err != nil || !started || len(living) > 0 {
-		return err
-	}
 	e, err := g.reg.cfg.Store.Get(ctx, g.key(keySpec))
 	if err != nil || e.Created != g.generation {
 		return nil //nolint:nilerr // somebody else has done it
+	}
+	started, living, view, err := g.use(ctx, g.generation)
+	if err != nil || !started || len(living) > 0 {
+		return err
 	}
 	if g.reg.cfg.Store.Delete(ctx, g.key(keySpec), store.IfRevision(e.Modified)) == nil {
 		_ = g.reg.cfg.Store.Delete(ctx, g.key(keyView), store.IfRevision(view)) // a group made anew takes it for absent in any case
 	}
 	return nil
+}
+
+// confirm makes sure, once our row is there, that the group was not removed meanwhile: that goes by the spec's revision, which this
+// changes. It says whether the group is still the one that this process has attached to.
+func (g *Group) confirm(ctx context.Context) (bool, error) {
+	for touched := false; ; {
+		e, err := g.reg.cfg.Store.Get(ctx, g.key(keySpec))
+		if errors.Is(err, store.ErrNotFound) || err == nil && e.Created != g.generation {
+			return false, nil
+		}
+		if err == nil && touched {
+			return true, nil // by somebody else, which serves as well
+		}
+		if err == nil {
+			_, err = g.reg.cfg.Store.Put(ctx, g.key(keySpec), e.Value, store.IfRevision(e.Modified))
+		}
+		if err == nil {
+			return true, nil
+		}
+		if touched = errors.Is(err, store.ErrConflict); touched {
+			continue
+		}
+		if _, ok := errors.AsType[*store.UnavailableError](err); !ok {
+			return false, err //nolint:wrapcheck // NewGroup does
+		}
+		if !sleep(RetryPause, nil, ctx.Done()) {
+			return false, ctx.Err() //nolint:wrapcheck // NewGroup does
+		}
+	}
 }

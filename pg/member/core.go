@@ -66,6 +66,7 @@ type coreConfig struct {
 	group       string
 	rank        int // slot
 	incarnation uint64
+	attached    uint64 // see row
 	generation  uint64
 	lease       time.Duration
 	table       func(v View, reports [][]byte) []byte
@@ -184,7 +185,8 @@ func (c *core) setView(value []byte, rev uint64, deleted bool) {
 func (c *core) setRow(rank int, value []byte, rev uint64, deleted bool) {
 	c.rowRev[rank] = rev
 	r, err := decodeRow(value)
-	if deleted || err != nil || r.Generation != c.cfg.generation {
+	before := rank == c.cfg.rank && r.Incarnation == c.cfg.incarnation && r.Attached != c.cfg.attached
+	if deleted || err != nil || r.Generation != c.cfg.generation || before {
 		delete(c.rows, rank)
 	} else {
 		c.rows[rank] = &r
@@ -200,6 +202,8 @@ func (c *core) setRow(rank int, value []byte, rev uint64, deleted bool) {
 		if c.attached {
 			c.leaseLost()
 		}
+	case before: // ours, of a membership that is over
+		c.rowWrite.value = nil
 	case err == nil && r.Incarnation == c.cfg.incarnation && r.Generation == c.cfg.generation:
 		c.rowWrite.value = value
 	case err == nil && r.Incarnation != c.cfg.incarnation:
@@ -422,7 +426,7 @@ func (c *core) absent(w *write, key string) {
 // saying is what our row is to be.
 func (c *core) saying() row {
 	r := row{
-		Generation: c.cfg.generation, Incarnation: c.cfg.incarnation, State: stateInactive, Out: c.out,
+		Generation: c.cfg.generation, Incarnation: c.cfg.incarnation, Attached: c.cfg.attached, State: stateInactive, Out: c.out,
 		Ack: c.ack, Resync: c.resync, Sync: c.sync,
 	}
 	switch {

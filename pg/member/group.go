@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -37,6 +38,8 @@ type Group struct {
 	calls    map[int]chan output
 	connects map[uint64]*connecting
 	attached chan struct{} // closed once our row is there
+	// superseded is closed when another group of this name is seen.
+	superseded chan struct{}
 }
 
 // connecting is a Hooks.Connect in progress.
@@ -48,6 +51,24 @@ type connecting struct {
 // NewGroup attaches this process to a group, which its first process makes: a [*SpecError] says that others describe it otherwise,
 // a [*TakenError] that another process has its slot. From then on the hooks may be called.
 func (r *Registry) NewGroup(ctx context.Context, cfg Config) (*Group, error) {
+	for {
+		g, err := r.newGroup(ctx, cfg)
+		if err != nil {
+			return nil, err
+		}
+		same, err := g.confirm(ctx)
+		if same {
+			return g, nil
+		}
+		_ = g.Close() //nolint:contextcheck // it is over
+		if err != nil {
+			return nil, &StartError{Group: cfg.ID, Detail: "the store has not confirmed the group", Err: err}
+		}
+	}
+}
+
+// newGroup attaches to the group that is there, which may be about to be removed.
+func (r *Registry) newGroup(ctx context.Context, cfg Config) (*Group, error) {
 	cfg.Ranks = slices.Clone(cfg.Ranks)
 	slot, err := cfg.check(r.cfg.Self.Rank)
 	if err != nil {
@@ -55,7 +76,7 @@ func (r *Registry) NewGroup(ctx context.Context, cfg Config) (*Group, error) {
 	}
 	g := &Group{
 		reg: r, cfg: cfg, slot: slot, wake: make(chan struct{}, 1), work: make(chan struct{}, 1), calls: map[int]chan output{},
-		connects: map[uint64]*connecting{}, attached: make(chan struct{}), requests: make(chan output, requestsAtOnce),
+		connects: map[uint64]*connecting{}, attached: make(chan struct{}), superseded: make(chan struct{}), requests: make(chan output, requestsAtOnce),
 	}
 	s, generation, err := g.attach(ctx)
 	if err != nil {
@@ -64,7 +85,7 @@ func (r *Registry) NewGroup(ctx context.Context, cfg Config) (*Group, error) {
 	g.generation = generation
 	g.life, g.end = context.WithCancel(r.life)
 	g.core = newCore(coreConfig{
-		group: cfg.ID, rank: slot, incarnation: r.cfg.Self.Incarnation, generation: generation,
+		group: cfg.ID, rank: slot, incarnation: r.cfg.Self.Incarnation, attached: rand.Uint64(), generation: generation, //nolint:gosec // a name
 		lease: r.cfg.Store.Lease(), table: cfg.Table,
 	}, s, now())
 	g.core.joining = g.core.joining && !cfg.Extension
@@ -81,6 +102,8 @@ func (r *Registry) NewGroup(ctx context.Context, cfg Config) (*Group, error) {
 	select {
 	case <-g.attached:
 		return g, nil
+	case <-g.superseded:
+		return g, nil // which confirm finds
 	case <-ctx.Done():
 	case <-g.life.Done():
 	}
@@ -230,6 +253,7 @@ func (g *Group) change(key string, x *store.Change) {
 		case x.Created > g.generation:
 			if !g.replaced {
 				g.replaced = true
+				close(g.superseded)
 				c.leaseLost()
 				c.put(output{kind: outIsolated, err: ErrReplaced})
 			}
@@ -536,7 +560,7 @@ func (g *Group) Close() error {
 	defer cancel()
 	err := withdraw(ctx, g.reg.cfg.Store, g.key(keySlot+strconv.Itoa(g.slot)), func(value []byte) bool {
 		r, err := decodeRow(value)
-		return err == nil && r.Incarnation == g.reg.cfg.Self.Incarnation && r.Generation == g.generation
+		return err == nil && r.Incarnation == g.reg.cfg.Self.Incarnation && r.Generation == g.generation && r.Attached == g.core.cfg.attached
 	})
 	if err == nil {
 		err = g.tidy(ctx)

@@ -79,7 +79,10 @@ const (
 type row struct {
 	Generation  uint64 `json:"gen"`
 	Incarnation uint64 `json:"inc"`
-	State       state  `json:"state"`
+	// Attached is a random number of this membership: a process may leave a group and take its slot again, and hear of its row of
+	// before later than that.
+	Attached uint64 `json:"att,omitempty"`
+	State    state  `json:"state"`
 	// Out is the latest epoch that was known when the process last began, or began anew: it is outside of all views up to there,
 	// whatever they say.
 	Out uint64 `json:"out,omitempty"`
