@@ -109,7 +109,7 @@ func (c *pgBench) launch(e *env) (err error) {
 	ctx, cancel := context.WithCancel(e.ctx)
 	defer cancel()
 	out, in := io.Pipe()
-	errs := make([]error, c.Ranks)
+	errs := make([]error, c.Ranks+1) // one more, of what rank 0 said
 	var wg sync.WaitGroup
 	for rank := range c.Ranks {
 		spec, err := json.Marshal(benchRank{rank, dir, *c})
@@ -132,10 +132,10 @@ func (c *pgBench) launch(e *env) (err error) {
 			}
 		})
 	}
-	printed := c.print(e, out)
+	errs[c.Ranks] = c.print(e, out)
 	_, _ = io.Copy(io.Discard, out) // of a rank that goes on after what could not be read
 	wg.Wait()
-	return errors.Join(append(errs, printed)...)
+	return errors.Join(errs...)
 }
 
 // print shows rank 0's rows as they come.

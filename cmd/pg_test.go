@@ -44,11 +44,11 @@ func TestPGBenchOverHosts(t *testing.T) {
 func TestPGBenchRefuses(t *testing.T) {
 	for flags, why := range map[string]string{
 		"--collective=all": "none of all_reduce",
-		"-g0":             "1 to 64 ranks",
-		"-e1K":            "the least first",
-		"-dint7":          "int7",
-		"-r5":             "root 5",
-		"-n0":             "0 iterations",
+		"-g0":              "1 to 64 ranks",
+		"-e1K":             "the least first",
+		"-dint7":           "int7",
+		"-r5":              "root 5",
+		"-n0":              "0 iterations",
 	} {
 		var out, errs bytes.Buffer
 		require.Equal(t, exitUsage, run(t.Context(), []string{"pg", "bench", flags}, &out, &errs), flags)

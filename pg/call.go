@@ -8,11 +8,11 @@ import (
 	"larder/pg/reduce"
 )
 
-// DType is the type of a call's elements, and Op the operation of a reduction.
-type (
-	DType = reduce.DType
-	Op    = reduce.Op
-)
+// DType is the type of a call's elements.
+type DType = reduce.DType
+
+// Op is the operation of a reduction.
+type Op = reduce.Op
 
 // Kind is what a call does.
 type Kind = collective.Kind

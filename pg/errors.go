@@ -3,6 +3,7 @@ package pg
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -85,7 +86,7 @@ func (e *TimeoutError) Error() string {
 func rankList(ranks []int) string {
 	s := make([]string, len(ranks))
 	for i, r := range ranks {
-		s[i] = fmt.Sprint(r)
+		s[i] = strconv.Itoa(r)
 	}
 	if len(s) == 1 {
 		return "rank " + s[0]

@@ -196,7 +196,8 @@ func (g *Group) resync(p *plane, err error) {
 // save keeps the operand of a call in place, which would be gone when it is run again. restore brings it back.
 func (w *Work) save(a collective.Args) {
 	if own := w.overwritten(a); len(own) > 0 && len(w.saved) == 0 {
-		w.saved, w.g.spare = append(w.g.spare[:0], own...), nil
+		w.saved, w.g.spare = w.g.spare[:0], nil
+		w.saved = append(w.saved, own...)
 	}
 }
 

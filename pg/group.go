@@ -186,7 +186,7 @@ func (g *Group) Do(c Call) (Result, error) {
 	if err := g.enqueue(w); err != nil {
 		return Result{}, err
 	}
-	for !g.bell.Wait(w.ready, g.spin(), time.Hour) { //nolint:revive // calls end by their timeouts; an hour is the bell's bound
+	for !g.bell.Wait(w.ready, g.spin(), time.Hour) { // calls end by their timeouts; an hour is the bell's bound
 	}
 	res, err := w.res, w.err
 	g.w.works.Put(w)
@@ -244,7 +244,7 @@ func (g *Group) wait(ctx context.Context, w *Work) error {
 	stop := context.AfterFunc(ctx, g.bell.Ring)
 	defer stop()
 	ready := func() bool { g.help(); return w.over.Load() || ctx.Err() != nil }
-	for !g.bell.Wait(ready, g.spin(), time.Hour) { //nolint:revive // as in Do
+	for !g.bell.Wait(ready, g.spin(), time.Hour) { // as in Do
 	}
 	if w.over.Load() {
 		return nil
@@ -252,8 +252,26 @@ func (g *Group) wait(ctx context.Context, w *Work) error {
 	return ctx.Err()
 }
 
+// leaveTime is how long a rank that leaves waits for the others to agree: if they do not, it is lost to them.
+const leaveTime = 2 * time.Second
+
+// leave has the others agree on a view without this rank, which says from which collective on they are without it: those before, which
+// this rank has completed, they can complete, too.
+func (g *Group) leave() {
+	g.mu.Lock()
+	alone := g.stopped != nil || len(g.view.Members) < 2 || g.view.Index(g.rank) < 0
+	g.mu.Unlock()
+	if alone {
+		return
+	}
+	ctx, cancel := context.WithTimeout(g.ctx, leaveTime)
+	defer cancel()
+	_, _ = g.members.Deactivate(ctx, g.rank) // see leaveTime
+}
+
 // Close leaves the group. Calls that are under way fail with [ErrClosed].
 func (g *Group) Close() error {
+	g.leave()
 	if !g.stop(ErrClosed) {
 		return nil
 	}

@@ -46,6 +46,7 @@ func TestCollectives(t *testing.T) {
 
 // allKinds calls each collective once and compares the first and last elements.
 func allKinds(t *testing.T, g *Group, n, count int) error {
+	t.Helper()
 	me := float32(g.Rank())
 	buf := fill(me+1, count)
 	if _, err := g.Do(AllReduce(buf, buf, reduce.F32, reduce.Sum)); err != nil {
@@ -167,7 +168,7 @@ func TestMessages(t *testing.T) {
 			}
 			each(t, groups, func(g *Group) error { // all to rank 0, from anybody
 				if g.Rank() != 0 {
-					_, err := g.Do(Send(floats(float32(g.Rank())), 0, uint64(g.Rank()))) //nolint:gosec // small
+					_, err := g.Do(Send(floats(float32(g.Rank())), 0, uint64(g.Rank())))
 					return err
 				}
 				seen := map[int]float32{}
@@ -207,6 +208,24 @@ func TestSubgroups(t *testing.T) {
 	}
 	each(t, world, sum(10))
 	each(t, j.groups(GroupConfig{ID: "even-again"}, 0, 2), sum(4))
+}
+
+// What a rank has completed before it leaves, the others complete after it has.
+func TestLeaving(t *testing.T) {
+	for name, shape := range shapes {
+		t.Run(name, func(t *testing.T) {
+			groups := newJob(t, 3, shape).groups(GroupConfig{}, 0, 1, 2)
+			each(t, groups, func(g *Group) error {
+				if g.Rank() > 0 {
+					pause(time.Duration(g.Rank())*50*time.Millisecond, nil)
+				}
+				buf := floats(float32(g.Rank() + 1))
+				_, err := g.Do(Broadcast(buf, reduce.F32, 0))
+				require.Equal(t, floats(1), buf)
+				return errors.Join(err, g.Close())
+			})
+		})
+	}
 }
 
 // Ranks that call different things learn what, and go on with what they call next.

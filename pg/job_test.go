@@ -26,9 +26,9 @@ type job struct {
 }
 
 // newJob makes a job of n worlds. change, if not nil, changes the configuration of each.
-func newJob(t testing.TB, n int, change func(*Config)) *job {
-	t.Helper()
-	j := &job{t: t, dir: t.TempDir()}
+func newJob(tb testing.TB, n int, change func(*Config)) *job {
+	tb.Helper()
+	j := &job{t: tb, dir: tb.TempDir()}
 	for range n {
 		j.add(change)
 	}
@@ -76,8 +76,8 @@ func (j *job) groups(cfg GroupConfig, ranks ...int) []*Group {
 }
 
 // each calls f for every group at once, and fails with what any of them says.
-func each(t testing.TB, groups []*Group, f func(g *Group) error) {
-	t.Helper()
+func each(tb testing.TB, groups []*Group, f func(g *Group) error) {
+	tb.Helper()
 	errs := make([]error, len(groups))
 	var wg sync.WaitGroup
 	for i, g := range groups {
@@ -89,7 +89,7 @@ func each(t testing.TB, groups []*Group, f func(g *Group) error) {
 	}
 	wg.Wait()
 	for _, err := range errs {
-		require.NoError(t, err)
+		require.NoError(tb, err)
 	}
 }
 

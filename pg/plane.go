@@ -50,7 +50,7 @@ func (p *plane) locals() int32 {
 
 func (p *plane) close() {
 	if p.mesh != nil {
-		p.mesh.Close()
+		_ = p.mesh.Close() // its end of memory and sockets: nobody uses them any more
 	}
 }
 

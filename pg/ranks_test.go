@@ -165,8 +165,7 @@ func (r *reducer) run() error {
 	for {
 		buf := fill(float32(int(1)<<r.g.Rank()), r.count)
 		_, err := r.g.Do(AllReduce(buf, buf, reduce.F32, reduce.Sum))
-		var lost *PeerError
-		if errors.As(err, &lost) {
+		if lost, ok := errors.AsType[*PeerError](err); ok {
 			r.say(said{Lost: lost.Ranks})
 			continue
 		}
@@ -198,6 +197,7 @@ type processes struct {
 }
 
 func startRanks(t *testing.T, spec rankSpec) *processes {
+	t.Helper()
 	spec.Dir = t.TempDir()
 	p := &processes{t: t, spec: spec, says: make(chan said, 1024)}
 	for rank := range testRanks {
@@ -216,7 +216,7 @@ func (p *processes) start(rank int, extension bool) {
 	spec.Rank, spec.Extension = rank, extension
 	text, err := json.Marshal(spec)
 	require.NoError(p.t, err)
-	cmd := exec.Command(os.Args[0]) //nolint:gosec // this test
+	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), rankEnv+"="+string(text))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
@@ -291,7 +291,7 @@ func (p *processes) stats(rank int) said {
 func TestKills(t *testing.T) {
 	for _, retry := range []bool{false, true} {
 		t.Run(fmt.Sprint("retry=", retry), func(t *testing.T) {
-			rnd := rand.New(rand.NewPCG(*seed, 0)) //nolint:gosec // for a test
+			rnd := rand.New(rand.NewPCG(*seed, 0))
 			p := startRanks(t, rankSpec{Count: 1000, Retry: retry})
 			const everybody = 1<<testRanks - 1
 			p.untilSum(everybody, upTo(testRanks)...)

@@ -23,7 +23,7 @@ func (g *Group) measure(ctx context.Context, p *plane) ([]byte, error) {
 		}
 		stop := context.AfterFunc(ctx, g.bell.Ring)
 		defer stop()
-		for !g.bell.Wait(ready, g.spin(), time.Hour) { //nolint:revive // it ends with the peers, or ctx
+		for !g.bell.Wait(ready, g.spin(), time.Hour) { // it ends with the peers, or ctx
 		}
 		if !done && err == nil {
 			err = ctx.Err()

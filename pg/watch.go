@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -128,7 +129,8 @@ func (g *Group) probe(p *plane, seq uint64) {
 	defer g.mu.Unlock()
 	g.mark.asking, g.mark.at, g.mark.late = false, moment(), late
 	if len(late) > 0 {
-		g.w.cfg.Logger.Warn("pg: ranks are late for a collective", "group", g.cfg.ID, "seq", seq, "ranks", late)
+		g.w.cfg.Logger.Warn("pg: ranks are late for a collective", slog.String("group", g.cfg.ID),
+			slog.Uint64("seq", seq), slog.Any("ranks", late))
 	}
 }
 

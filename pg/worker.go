@@ -38,7 +38,7 @@ func (g *Group) work() {
 		case <-g.kicked:
 		}
 		ready := func() bool { g.help(); return g.idle() || g.ctx.Err() != nil }
-		for !g.bell.Wait(ready, 0, time.Hour) { //nolint:revive // it ends with the calls
+		for !g.bell.Wait(ready, 0, time.Hour) { // it ends with the calls
 		}
 	}
 }

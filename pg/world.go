@@ -91,7 +91,7 @@ func New(ctx context.Context, cfg Config) (*World, error) {
 	}
 	w := &World{cfg: cfg, incarnation: rand.Uint64() | 1, peers: map[int]*peer{}} //nolint:gosec // a name, not a secret
 	w.ctx, w.cancel = context.WithCancel(context.Background())                    // until Close
-	node, err := link.New(link.Config{
+	node, err := link.New(link.Config{                                            //nolint:contextcheck // it lives until Close
 		Job: cfg.Job, Rank: cfg.Rank, Incarnation: w.incarnation, Token: cfg.Token, Host: cfg.Host, Listen: cfg.Listen,
 		Advertise: cfg.Advertise, Transports: cfg.Transports, Engine: cfg.Engine, Logger: cfg.Logger,
 		Up: w.up, Down: w.down, Answer: w.answer,
@@ -175,7 +175,7 @@ func (w *World) keep(ctx context.Context, p *peer) {
 			case <-ctx.Done():
 			}
 		} else if ctx.Err() == nil {
-			w.cfg.Logger.Warn("pg: cannot connect to a rank", "rank", p.Rank, "err", err)
+			w.cfg.Logger.Warn("pg: cannot connect to a rank", slog.Int("rank", p.Rank), slog.Any("err", err))
 		}
 		pause(redialTime, ctx.Done())
 	}
@@ -208,7 +208,7 @@ func (w *World) down(rank int, incarnation uint64, err error) {
 
 // leaseLost has this process announced again: its groups have stopped.
 func (w *World) leaseLost(err error) {
-	w.cfg.Logger.Warn("pg: the store has given this process up: announcing it again", "err", err)
+	w.cfg.Logger.Warn("pg: the store has given this process up: announcing it again", slog.Any("err", err))
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
@@ -247,11 +247,11 @@ func (w *World) Group(ctx context.Context, cfg GroupConfig) (*Group, error) {
 	w.mu.Unlock()
 	g.wg.Go(g.work)
 	if closed {
-		return nil, errors.Join(ErrClosed, g.Close())
+		return nil, errors.Join(ErrClosed, g.Close()) //nolint:contextcheck // ctx may be over
 	}
 	if !cfg.Extension {
 		if err := m.Start(ctx); err != nil {
-			return nil, errors.Join(fmt.Errorf("pg: %w", err), g.Close())
+			return nil, errors.Join(fmt.Errorf("pg: %w", err), g.Close()) //nolint:contextcheck // ctx is over
 		}
 	}
 	return g, nil

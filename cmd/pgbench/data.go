@@ -186,7 +186,7 @@ func put(b []byte, dt pg.DType, x float64) {
 		binary.NativeEndian.PutUint32(b, math.Float32bits(float32(x)))
 	case reduce.BF16:
 		bits := math.Float32bits(float32(x))
-		binary.NativeEndian.PutUint16(b, uint16((bits+0x7fff+bits>>16&1)>>16)) //nolint:gosec // 16 bits
+		binary.NativeEndian.PutUint16(b, uint16((bits+0x7fff+bits>>16&1)>>16))
 	case reduce.F16:
 		binary.NativeEndian.PutUint16(b, half(x))
 	case reduce.Bool:
@@ -195,10 +195,10 @@ func put(b []byte, dt pg.DType, x float64) {
 			b[0] = 1
 		}
 	default:
-		v := uint64(int64(x))
+		v := uint64(int64(x)) //nolint:gosec // two's complement
 		switch dt.Size() {
 		case 1:
-			b[0] = byte(v)
+			b[0] = byte(v) //nolint:gosec // cut to size
 		case 2:
 			binary.NativeEndian.PutUint16(b, uint16(v)) //nolint:gosec // cut to size
 		case 4:
@@ -216,7 +216,7 @@ func half(x float64) uint16 {
 	}
 	bits := math.Float32bits(float32(x))
 	const bias = (127 - 15) << 10
-	return uint16((bits&^(1<<31)+0xfff+bits>>13&1)>>13-bias) | uint16(bits>>16&0x8000) //nolint:gosec // 16 bits
+	return uint16((bits&^(1<<31)+0xfff+bits>>13&1)>>13-bias) | uint16(bits>>16&0x8000)
 }
 
 func appendFloat(b []byte, x float64) []byte {

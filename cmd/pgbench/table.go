@@ -1,6 +1,9 @@
 package pgbench
 
-import "fmt"
+import (
+	"fmt"
+	"strconv"
+)
 
 // Heading stands above rows that are printed.
 const Heading = `#                                                      out-of-place                              in-place
@@ -17,7 +20,7 @@ func (r Row) String() string {
 func (p Point) String() string {
 	wrong := "N/A"
 	if p.Wrong >= 0 {
-		wrong = fmt.Sprint(p.Wrong)
+		wrong = strconv.Itoa(p.Wrong)
 	}
 	return fmt.Sprintf("%9.2f %7.1f  %6.2f  %6.2f  %6s", p.Micros, p.P50, p.AlgBW, p.BusBW, wrong)
 }
