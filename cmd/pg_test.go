@@ -15,7 +15,8 @@ func TestPGBench(t *testing.T) {
 	for _, collective := range pgbench.Collectives {
 		t.Run(collective, func(t *testing.T) {
 			t.Parallel()
-			var out, errs bytes.Buffer
+			var out bytes.Buffer
+			var errs output // of all ranks
 			code := run(t.Context(), []string{
 				"pg", "bench", "--collective", collective, "-g", "3", "-b", "8", "-e", "64K", "-f", "64", "-n", "3", "-a", "3", "-J",
 			}, &out, &errs)
@@ -33,7 +34,8 @@ func TestPGBench(t *testing.T) {
 }
 
 func TestPGBenchOverHosts(t *testing.T) {
-	var out, errs bytes.Buffer
+	var out bytes.Buffer
+	var errs output
 	code := run(t.Context(), []string{"pg", "bench", "-g", "3", "--hosts", "2", "-b", "4K", "-e", "4K", "-d", "all", "-o", "all", "-n", "1"}, &out, &errs)
 	require.Zero(t, code, errs.String())
 	for _, dtype := range []string{"bfloat16", "int8", "float64"} {

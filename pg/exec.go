@@ -104,6 +104,9 @@ func (g *Group) begin(w *Work) (runs bool, err error) {
 		g.resync(p, err) // others may wait for this rank
 		return false, err
 	}
+	for _, rank := range p.view.Absent.Ranks() { // active to its user, and not there
+		w.res.Failed.Set(rank)
+	}
 	w.plane, w.lost = p, nil
 	if g.cfg.Retry {
 		w.save(a)

@@ -12,7 +12,8 @@ import (
 
 // Result is how a call ended.
 type Result struct {
-	// Failed are ranks that were lost while it ran. Without an error it was run again by those that are left.
+	// Failed are ranks that were lost while it ran, or that are active but have failed, under the policy Manual. Without an error
+	// those that are left have carried it out.
 	Failed member.Mask
 	// From, Tag and Bytes are of the message that a Recv has received.
 	From  int
