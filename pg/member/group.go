@@ -76,7 +76,8 @@ func (r *Registry) newGroup(ctx context.Context, cfg Config) (*Group, error) {
 	}
 	g := &Group{
 		reg: r, cfg: cfg, slot: slot, wake: make(chan struct{}, 1), work: make(chan struct{}, 1), calls: map[int]chan output{},
-		connects: map[uint64]*connecting{}, attached: make(chan struct{}), superseded: make(chan struct{}), requests: make(chan output, requestsAtOnce),
+		connects: map[uint64]*connecting{}, attached: make(chan struct{}), superseded: make(chan struct{}),
+		requests: make(chan output, requestsAtOnce),
 	}
 	s, generation, err := g.attach(ctx)
 	if err != nil {
@@ -560,7 +561,8 @@ func (g *Group) Close() error {
 	defer cancel()
 	err := withdraw(ctx, g.reg.cfg.Store, g.key(keySlot+strconv.Itoa(g.slot)), func(value []byte) bool {
 		r, err := decodeRow(value)
-		return err == nil && r.Incarnation == g.reg.cfg.Self.Incarnation && r.Generation == g.generation && r.Attached == g.core.cfg.attached
+		return err == nil && r.Incarnation == g.reg.cfg.Self.Incarnation && r.Generation == g.generation &&
+			r.Attached == g.core.cfg.attached
 	})
 	if err == nil {
 		err = g.tidy(ctx)
