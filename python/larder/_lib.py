@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 from .errors import BY_CODE, ForkError, LarderError, LibraryError
 
-ABI = 2  # python/native/main.go has the same number
+ABI = 3  # python/native/main.go has the same number
 AGAIN = 1  # the code that says that a limit is over
 
 # How long a call may keep a thread from looking for signals: Ctrl-C is noticed after a tenth of a second at most.
@@ -83,6 +83,7 @@ _CALLS: dict[str, list[Any]] = {
     "larder_call_start": [_u64, ctypes.c_void_p, _handle_out],
     "larder_call_wait": [_u64, _i64, ctypes.c_void_p],
     "larder_call_free": [_u64],
+    "larder_call_leave": [_u64],
 }
 
 _lock = threading.Lock()

@@ -59,6 +59,7 @@ typedef struct {
  * larder_call is an operation of a process group. kind: 1 all_reduce, 2 broadcast, 3 reduce, 4 all_gather, 5 reduce_scatter,
  * 6 all_to_all, 7 gather, 8 scatter, 9 barrier, 10 send, 11 recv. dtype and op are numbered as in pg/reduce. root is the other
  * rank of a send or recv; -1 receives from any. Parts are by rank; a kind that has parts on one side uses the region on the other.
+ * With waits the caller is to wait at once, or to leave the call: until then nobody carries it on.
  */
 typedef struct {
 	int32_t kind;
@@ -72,6 +73,7 @@ typedef struct {
 	int64_t src_count;
 	larder_region *dst_parts;
 	int64_t dst_count;
+	int32_t waits;
 } larder_call;
 
 /* larder_result is how a call ended: ranks that were lost while it ran, and the source, tag and length of what was received. */

@@ -563,7 +563,11 @@ func larder_call_start(handle C.uint64_t, call *C.larder_call, started *C.uint64
 		if err != nil {
 			return err
 		}
-		works.set(h, g.Start(c))
+		w := g.Queue(c)
+		if call.waits == 0 {
+			w.Leave()
+		}
+		works.set(h, w)
 		*started = C.uint64_t(h)
 		return nil
 	})
@@ -595,15 +599,23 @@ func larder_call_wait(handle C.uint64_t, limit C.int64_t, result *C.larder_resul
 
 // waitCall waits for a call, for a slice of limit.
 func waitCall(w *pg.Work, limit time.Duration) (pg.Result, error) {
-	if !w.Done() {
-		ctx, cancel := context.WithTimeout(context.Background(), min(limit, sliceMost))
-		defer cancel()
-		if r, err := w.Wait(ctx); w.Done() {
-			return r, err
-		}
+	if !w.WaitFor(min(limit, sliceMost)) {
 		return pg.Result{}, errAgain
 	}
 	return w.Wait(context.Background())
+}
+
+// larder_call_leave leaves a call that was begun to be waited for to the library's own thread.
+//
+//export larder_call_leave
+func larder_call_leave(handle C.uint64_t, e *C.larder_error) C.int32_t {
+	return guard(e, func() error {
+		w, err := works.of(uint64(handle))
+		if err == nil {
+			w.Leave()
+		}
+		return err
+	})
 }
 
 // larder_call_free forgets a call that has ended.

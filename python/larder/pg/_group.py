@@ -198,35 +198,35 @@ class ProcessGroup(TorchProcessGroup):
         return self._reduction(Kind.REDUCE, tensor, op if isinstance(opts, int) else opts, root=_root(opts))
 
     def _reduction(self, kind: Kind, tensor: torch.Tensor, opts: Any, root: int = 0) -> Work:
-        return self._start(kind, _dtype(tensor, reduce=True), [tensor], [tensor], op=_op(opts), root=root, whole=True)
+        return self._start(kind, _dtype(tensor, reduce=True), [tensor], [tensor], op=_op(opts), root=root, whole=True, opts=opts)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
         tensor = _one(tensors, "broadcast")
         root = _root(opts)
         if root == self.rank():
-            return self._start(Kind.BROADCAST, _dtype(tensor), [tensor], [], root=root, whole=True)
-        return self._start(Kind.BROADCAST, _dtype(tensor), [], [tensor], root=root, whole=True)
+            return self._start(Kind.BROADCAST, _dtype(tensor), [tensor], [], root=root, whole=True, opts=opts)
+        return self._start(Kind.BROADCAST, _dtype(tensor), [], [tensor], root=root, whole=True, opts=opts)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
         tensor, parts = _one(inputs, "all_gather"), _list(outputs, inputs, "all_gather")
         self._check_parts(parts, tensor, "all_gather")
-        return self._start(Kind.ALL_GATHER, _dtype(tensor), [tensor], parts)
+        return self._start(Kind.ALL_GATHER, _dtype(tensor), [tensor], parts, opts=opts)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         parts = self._split(output, input, "all_gather_into_tensor")
-        return self._start(Kind.ALL_GATHER, _dtype(input), [input], [output], dst_parts=parts)
+        return self._start(Kind.ALL_GATHER, _dtype(input), [input], [output], dst_parts=parts, opts=opts)
 
     _allgather_base = all_gather_single
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Work:
         tensor, parts = _one(outputs, "reduce_scatter"), _list(inputs, outputs, "reduce_scatter")
         self._check_parts(parts, tensor, "reduce_scatter")
-        return self._start(Kind.REDUCE_SCATTER, _dtype(tensor, reduce=True), parts, [tensor], op=_op(opts))
+        return self._start(Kind.REDUCE_SCATTER, _dtype(tensor, reduce=True), parts, [tensor], op=_op(opts), opts=opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         parts = self._split(input, output, "reduce_scatter_tensor")
         return self._start(
-            Kind.REDUCE_SCATTER, _dtype(output, reduce=True), [input], [output], op=_op(opts), src_parts=parts
+            Kind.REDUCE_SCATTER, _dtype(output, reduce=True), [input], [output], op=_op(opts), src_parts=parts, opts=opts
         )
 
     _reduce_scatter_base = reduce_scatter_single
@@ -235,14 +235,14 @@ class ProcessGroup(TorchProcessGroup):
         for tensors in (outputs, inputs):
             if len(tensors) != self.size():
                 raise InvalidArgumentError(f"all_to_all: {len(tensors)} tensors for a group of {self.size()}: one for each rank")
-        return self._start(Kind.ALL_TO_ALL, _dtype(inputs[0]), list(inputs), list(outputs))
+        return self._start(Kind.ALL_TO_ALL, _dtype(inputs[0]), list(inputs), list(outputs), opts=opts)
 
     def all_to_all_single(
         self, output: torch.Tensor, input: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int], opts: Any = None
     ) -> Work:
         dst = self._rows(output, output_splits, "output_split_sizes")
         src = self._rows(input, input_splits, "input_split_sizes")
-        return self._start(Kind.ALL_TO_ALL, _dtype(input), [input], [output], src_parts=src, dst_parts=dst)
+        return self._start(Kind.ALL_TO_ALL, _dtype(input), [input], [output], src_parts=src, dst_parts=dst, opts=opts)
 
     alltoall_base = all_to_all_single
 
@@ -252,7 +252,7 @@ class ProcessGroup(TorchProcessGroup):
         if root == self.rank():
             parts = list(_list(outputs, inputs, "gather"))
             self._check_parts(parts, tensor, "gather")
-        return self._start(Kind.GATHER, _dtype(tensor), [tensor], parts, root=root)
+        return self._start(Kind.GATHER, _dtype(tensor), [tensor], parts, root=root, opts=opts)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Work:
         tensor, root = _one(outputs, "scatter"), _root(opts)
@@ -260,10 +260,10 @@ class ProcessGroup(TorchProcessGroup):
         if root == self.rank():
             parts = list(_list(inputs, outputs, "scatter"))
             self._check_parts(parts, tensor, "scatter")
-        return self._start(Kind.SCATTER, _dtype(tensor), parts, [tensor], root=root)
+        return self._start(Kind.SCATTER, _dtype(tensor), parts, [tensor], root=root, opts=opts)
 
     def barrier(self, opts: Any = None) -> Work:
-        return self._start(Kind.BARRIER, _BYTES, [], [])
+        return self._start(Kind.BARRIER, _BYTES, [], [], opts=opts)
 
     def send(self, tensors: Tensors, rank: int, tag: int = 0) -> Work:
         return self._start(Kind.SEND, _BYTES, [_one(tensors, "send")], [], root=rank, tag=tag)
@@ -310,10 +310,10 @@ class ProcessGroup(TorchProcessGroup):
 
     def _start(
         self, kind: Kind, dtype: int, src: Tensors, dst: Tensors, *, op: int = 0, root: int = 0, tag: int = 0, whole: bool = False,
-        src_parts: list[tuple[int, int]] | None = None, dst_parts: list[tuple[int, int]] | None = None,
+        src_parts: list[tuple[int, int]] | None = None, dst_parts: list[tuple[int, int]] | None = None, opts: Any = None,
     ) -> Work:  # fmt: skip
         """Start an operation. Parts are ranges of bytes of the one tensor that they stand for; whole says that src and dst
-        are not lists by rank."""
+        are not lists by rank. torch 2's options tell whether it waits at once; with 1.13 nobody knows."""
         if self.closed:
             raise ClosedError(f"the process group {self._name!r} was destroyed: make another one")
         tensors = [*src, *(t for t in dst if all(t is not s for s in src))]
@@ -322,9 +322,10 @@ class ProcessGroup(TorchProcessGroup):
                 raise InvalidArgumentError(f"{kind.name.lower()}: the tensor is {t.layout}: make it dense")
         device = next((t.device for t in tensors if t.device.type != "cpu"), None)
         single = kind in (Kind.SEND, Kind.RECV, Kind.BARRIER)
+        waits = device is None and self._coalesced is None and not getattr(opts, "asyncOp", True)
 
         def call(staged: Callable[[torch.Tensor], torch.Tensor]) -> Call:
-            made = Call(kind, dtype, op, root, tag)
+            made = Call(kind, dtype, op, root, tag, waits=waits)
             made.src, made.src_parts = _regions([staged(t) for t in src], src_parts, whole or single or kind in _ONE_SRC)
             made.dst, made.dst_parts = _regions([staged(t) for t in dst], dst_parts, whole or single or kind in _ONE_DST)
             return made

@@ -51,6 +51,7 @@ class Call:
     dst: Region = (0, 0)
     src_parts: list[Region] = field(default_factory=list)  # by rank, in place of src
     dst_parts: list[Region] = field(default_factory=list)
+    waits: bool = False  # the caller waits for it at once, or leaves it
 
 
 @dataclass
@@ -83,6 +84,7 @@ class _Call(ctypes.Structure):
         ("src_count", ctypes.c_int64),
         ("dst_parts", ctypes.POINTER(_Region)),
         ("dst_count", ctypes.c_int64),
+        ("waits", ctypes.c_int32),
     ]
 
 
@@ -103,15 +105,16 @@ def _packed(call: Call) -> _Call:
     parts = [(_Region * len(p))(*p) if p else None for p in (call.src_parts, call.dst_parts)]
     return _Call(
         call.kind, call.dtype, call.op, call.root, call.tag, call.src, call.dst,
-        parts[0], len(call.src_parts), parts[1], len(call.dst_parts),
+        parts[0], len(call.src_parts), parts[1], len(call.dst_parts), call.waits,
     )  # fmt: skip
 
 
 class Pending:
     """A call that was started. Any thread may wait for it, and any number of them."""
 
-    def __init__(self, handle: int) -> None:
+    def __init__(self, handle: int, waits: bool) -> None:
         self.result: Result | None = None  # when it has ended
+        self._waits = waits
         self.error: LarderError | None = None
         self._handle = handle
         self._lock = threading.Lock()
@@ -124,6 +127,12 @@ class Pending:
     @property
     def ended(self) -> bool:
         return self.result is not None
+
+    def leave(self) -> None:
+        """Leave a call that was to be waited for to the library's own thread."""
+        if self.result is None and self._waits:
+            self._waits = False
+            _lib.call("larder_call_leave", self._handle)
 
     def wait(self, limit: int) -> bool:
         """Wait for limit nanoseconds. True when it has ended, in whatever way."""
@@ -194,7 +203,7 @@ class Group:
 
     def start(self, call: Call) -> Pending:
         """Begin a call, any number of them. Collectives of a group run in the order of their beginnings."""
-        return Pending(_lib.started("larder_call_start", self._handle, ctypes.byref(_packed(call))))
+        return Pending(_lib.started("larder_call_start", self._handle, ctypes.byref(_packed(call))), call.waits)
 
     def close(self) -> None:
         handle, self._handle = self._handle, 0

@@ -115,8 +115,17 @@ class Work(TorchWork):
         if self._ended:
             return True
         pending = self._pending
-        if pending is None or not _lib.wait(pending.wait, timeout):
+        if pending is None:
             return self._ended
+        try:
+            if not _lib.wait(pending.wait, timeout):
+                pending.leave()
+                return self._ended
+        except LarderError:
+            raise
+        except BaseException:  # a signal's
+            pending.leave()
+            raise
         self._end(pending)
         return True
 
