@@ -81,7 +81,7 @@ type Group struct {
 	made    map[uint64]*plane
 	view    member.View
 	mark    mark
-	downs   []down // processes that the port has not heard of
+	downs   map[int]error // of processes, by global rank, that the port has not heard of
 }
 
 // Rank is this process's place in the group.

@@ -91,12 +91,10 @@ func (g *Group) others() []int {
 func (g *Group) peerDown(global int, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.downs = append(g.downs, down{global, err})
-}
-
-type down struct {
-	global int
-	err    error
+	if g.downs == nil {
+		g.downs = map[int]error{}
+	}
+	g.downs[global] = err
 }
 
 // takeDowns tells the port of those that were lost; it has the turn.
@@ -105,14 +103,15 @@ func (g *Group) takeDowns() {
 	downs := g.downs
 	g.downs = nil
 	g.mu.Unlock()
-	for _, d := range downs {
-		for rank, global := range g.members.Ranks() {
-			if global == d.global {
-				delete(g.pairs, rank)
-				g.port.Fail(rank, d.err)
-				g.port.Reset(rank)
-				g.w.node.Unpair(g.cfg.ID, global)
-			}
+	if len(downs) == 0 {
+		return
+	}
+	for rank, global := range g.members.Ranks() {
+		if err := downs[global]; err != nil {
+			delete(g.pairs, rank)
+			g.port.Fail(rank, err)
+			g.port.Reset(rank)
+			g.w.node.Unpair(g.cfg.ID, global)
 		}
 	}
 }

@@ -186,7 +186,9 @@ func (w *World) up(rank int, incarnation uint64) {
 	w.mu.Lock()
 	r := w.registry
 	w.mu.Unlock()
-	r.Linked(rank, incarnation)
+	if r != nil { // else New has failed
+		r.Linked(rank, incarnation)
+	}
 }
 
 func (w *World) down(rank int, incarnation uint64, err error) {
@@ -199,7 +201,9 @@ func (w *World) down(rank int, incarnation uint64, err error) {
 		}
 	}
 	w.mu.Unlock()
-	r.Suspect(rank, incarnation, err)
+	if r != nil {
+		r.Suspect(rank, incarnation, err)
+	}
 	for _, g := range groups {
 		g.peerDown(rank, err)
 	}
