@@ -1,0 +1,125 @@
+"""Measures point-to-point messages in a regular pattern: each rank sends to the k ranks after it, and receives from the k before it::
+
+    python -m larder.pg.p2p_bench --backend larder-cpu -g 4 -k 2 --tensor-bytes 1M --compare gloo
+
+Ranks are processes of this host. It prints how long a round takes, in percentiles over all ranks, and how many bytes a rank and all
+ranks together send and receive a second. The flags are those of Mooncake's p2p_regular_k_bench.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import larder.pg  # noqa: F401 - registers the backends
+
+from .bench import _bytes
+
+
+def _parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="python -m larder.pg.p2p_bench", description=(__doc__ or "").split("::")[0])
+    p.add_argument("--backend", default="larder-cpu")
+    p.add_argument("--compare", help="another backend to measure beside it: gloo")
+    p.add_argument("-g", "--ranks", type=int, default=2, help="processes (default 2)")
+    p.add_argument("--dtype", default="float32", help="as torch names it (default float32)")
+    p.add_argument("--tensor-bytes", type=_bytes, default=32 << 20, help="bytes of a message (default 32M)")
+    p.add_argument("-k", type=int, default=1, help="ranks that each sends to (default 1)")
+    p.add_argument("-w", "--warmup", type=int, default=10, help="rounds before those that are measured (default 10)")
+    p.add_argument("-n", "--iters", type=int, default=50, help="rounds (default 50)")
+    p.add_argument("-c", "--check", action="store_true", help="compare what was received")
+    p.add_argument("--master-addr", default="127.0.0.1", help="where ranks meet (default 127.0.0.1)")
+    p.add_argument("--master-port", type=int, default=0, help="the port there (default: a free one)")
+    return p
+
+
+class _Round:
+    """What a rank sends and receives."""
+
+    def __init__(self, a: argparse.Namespace, group: Any) -> None:
+        self.group, self.k = group, a.k
+        self.n, self.rank = dist.get_world_size(), dist.get_rank()
+        dtype = getattr(torch, a.dtype)
+        count = max(1, a.tensor_bytes // torch.empty((), dtype=dtype).element_size())
+        self.out = [torch.full((count,), self.rank + 1, dtype=dtype) for _ in range(a.k)]
+        self.into = [torch.zeros(count, dtype=dtype) for _ in range(a.k)]
+        self.bytes = count * self.out[0].element_size()
+
+    def run(self) -> None:
+        ops = []
+        for i in range(self.k):
+            ops.append(dist.P2POp(dist.isend, self.out[i], (self.rank + i + 1) % self.n, self.group))
+            ops.append(dist.P2POp(dist.irecv, self.into[i], (self.rank - i - 1) % self.n, self.group))
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+
+    def wrong(self) -> int:
+        return sum(int((t != (self.rank - i - 1) % self.n + 1).sum()) for i, t in enumerate(self.into))
+
+
+def _measure(a: argparse.Namespace, group: Any) -> str:
+    r = _Round(a, group)
+    r.run()
+    wrong = torch.tensor([r.wrong() if a.check else 0])
+    dist.all_reduce(wrong)
+    for _ in range(a.warmup):
+        r.run()
+    dist.barrier()
+    times = torch.empty(a.iters, dtype=torch.float64)
+    for i in range(a.iters):
+        began = time.perf_counter()
+        r.run()
+        times[i] = time.perf_counter() - began
+    everybody = [torch.empty_like(times) for _ in range(r.n)]
+    dist.all_gather(everybody, times)
+    took = torch.cat(everybody)
+    p50, p95, p99 = (float(took.quantile(q)) * 1e6 for q in (0.5, 0.95, 0.99))
+    rate = 2 * r.k * r.bytes / float(took.mean()) / 1e9  # both directions
+    checked = f"{int(wrong)}" if a.check else "N/A"
+    return f"{float(took.mean()) * 1e6:10.1f}{p50:10.1f}{p95:10.1f}{p99:10.1f}{rate:10.2f}{rate * r.n:10.2f}{checked:>8}"
+
+
+def _rank(rank: int, a: argparse.Namespace, port: int) -> None:
+    store = dist.TCPStore(a.master_addr, port, None, False, timeout=timedelta(seconds=60))
+    torch.set_num_threads(1)
+    dist.init_process_group(a.backend, store=store, rank=rank, world_size=a.ranks)
+    groups = {a.backend: dist.group.WORLD}
+    if a.compare:
+        groups[a.compare] = dist.new_group(list(range(a.ranks)), backend=a.compare)
+    if rank == 0:
+        print(f"# {a.ranks} ranks, each to the {a.k} after it, {a.tensor_bytes} bytes of {a.dtype}; times in us, both directions in GB/s")
+        print(f"# {'backend':>10}{'mean':>10}{'p50':>10}{'p95':>10}{'p99':>10}{'rank':>10}{'all':>10}{'#wrong':>8}", flush=True)
+    for name, group in groups.items():
+        row = _measure(a, group)
+        if rank == 0:
+            print(f"  {name:>10}{row}", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> int:
+    """Run the ranks. Returns how many of them have failed."""
+    parser = _parser()
+    a = parser.parse_args()
+    if not 1 <= a.k < a.ranks:
+        parser.error(f"-k {a.k} of {a.ranks} ranks: 1 to {a.ranks - 1}")
+    if a.iters < 1 or a.warmup < 0:
+        parser.error("-n is 1 or more, -w 0 or more")
+    store = dist.TCPStore(a.master_addr, a.master_port, None, True, wait_for_workers=False)
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=_rank, args=(r, a, store.port)) for r in range(a.ranks)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    return sum(process.exitcode != 0 for process in ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
