@@ -13,6 +13,7 @@ import argparse
 import multiprocessing
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -147,13 +148,31 @@ def _measure(bench: _Bench, a: argparse.Namespace) -> tuple[float, float, float,
     return took * 1e6, bench.bytes / took / 1e9, bench.bytes / took / 1e9 * bench.busy, wrong
 
 
-def _rank(rank: int, a: argparse.Namespace, port: int) -> None:
-    store = dist.TCPStore("127.0.0.1", port, None, False, timeout=timedelta(seconds=60))
+def run_ranks(target: Callable[..., None], a: argparse.Namespace, address: str = "127.0.0.1", port: int = 0) -> int:
+    """Run target(rank, a, address, port) in a process for each of a.ranks, which meet at that port. Returns how many have failed."""
+    store = dist.TCPStore(address, port, None, True, wait_for_workers=False)
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=target, args=(r, a, address, store.port)) for r in range(a.ranks)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    return sum(process.exitcode != 0 for process in ranks)
+
+
+def meet(rank: int, a: argparse.Namespace, address: str, port: int) -> dict[str, Any]:
+    """The groups of all ranks, of a.backend and what it is compared with, by the backends' names."""
+    store = dist.TCPStore(address, port, None, False, timeout=timedelta(seconds=60))
     torch.set_num_threads(1)
     dist.init_process_group(a.backend, store=store, rank=rank, world_size=a.ranks)
     groups = {a.backend: dist.group.WORLD}
     if a.compare:
         groups[a.compare] = dist.new_group(list(range(a.ranks)), backend=a.compare)
+    return groups
+
+
+def _rank(rank: int, a: argparse.Namespace, address: str, port: int) -> None:
+    groups = meet(rank, a, address, port)
     if rank == 0:
         print(f"# {a.collective} of {a.ranks} ranks, torch {torch.__version__}\n#")
         print(f"# {'':32}{'out of place':^42}{'in place':^40}")
@@ -175,15 +194,7 @@ def _rank(rank: int, a: argparse.Namespace, port: int) -> None:
 
 def main() -> int:
     """Run the ranks. Returns how many of them have failed."""
-    a = _parser().parse_args()
-    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=_rank, args=(r, a, store.port)) for r in range(a.ranks)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    return sum(process.exitcode != 0 for process in ranks)
+    return run_ranks(_rank, _parser().parse_args())
 
 
 if __name__ == "__main__":

@@ -9,10 +9,8 @@ ranks together send and receive a second. The flags are those of Mooncake's p2p_
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import sys
 import time
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -20,7 +18,7 @@ import torch.distributed as dist
 
 import larder.pg  # noqa: F401 - registers the backends
 
-from .bench import _bytes
+from .bench import _bytes, meet, run_ranks
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -85,13 +83,8 @@ def _measure(a: argparse.Namespace, group: Any) -> str:
     return f"{float(took.mean()) * 1e6:10.1f}{p50:10.1f}{p95:10.1f}{p99:10.1f}{rate:10.2f}{rate * r.n:10.2f}{checked:>8}"
 
 
-def _rank(rank: int, a: argparse.Namespace, port: int) -> None:
-    store = dist.TCPStore(a.master_addr, port, None, False, timeout=timedelta(seconds=60))
-    torch.set_num_threads(1)
-    dist.init_process_group(a.backend, store=store, rank=rank, world_size=a.ranks)
-    groups = {a.backend: dist.group.WORLD}
-    if a.compare:
-        groups[a.compare] = dist.new_group(list(range(a.ranks)), backend=a.compare)
+def _rank(rank: int, a: argparse.Namespace, address: str, port: int) -> None:
+    groups = meet(rank, a, address, port)
     if rank == 0:
         print(f"# {a.ranks} ranks, each to the {a.k} after it, {a.tensor_bytes} bytes of {a.dtype}; times in us, both directions in GB/s")
         print(f"# {'backend':>10}{'mean':>10}{'p50':>10}{'p95':>10}{'p99':>10}{'rank':>10}{'all':>10}{'#wrong':>8}", flush=True)
@@ -111,14 +104,7 @@ def main() -> int:
         parser.error(f"-k {a.k} of {a.ranks} ranks: 1 to {a.ranks - 1}")
     if a.iters < 1 or a.warmup < 0:
         parser.error("-n is 1 or more, -w 0 or more")
-    store = dist.TCPStore(a.master_addr, a.master_port, None, True, wait_for_workers=False)
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=_rank, args=(r, a, store.port)) for r in range(a.ranks)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    return sum(process.exitcode != 0 for process in ranks)
+    return run_ranks(_rank, a, a.master_addr, a.master_port)
 
 
 if __name__ == "__main__":
