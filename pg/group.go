@@ -57,7 +57,8 @@ type Group struct {
 	later   *time.Timer   // tells it after a moment
 	wg      sync.WaitGroup
 
-	locals atomic.Int32 // active ranks on this host
+	locals  atomic.Int32 // active ranks on this host
+	waiters atomic.Int32 // who carry calls on
 
 	turn     sync.Mutex // see exec.go; of what follows, too
 	spare    []byte     // memory for operands that may be needed again
@@ -186,7 +187,7 @@ func (g *Group) Do(c Call) (Result, error) {
 	if err := g.enqueue(w); err != nil {
 		return Result{}, err
 	}
-	for !g.bell.Wait(w.ready, g.spin(), time.Hour) { // calls end by their timeouts; an hour is the bell's bound
+	for !g.carry(w.ready, time.Hour) { // calls end by their timeouts; an hour is the bell's bound
 	}
 	res, err := w.res, w.err
 	g.w.works.Put(w)
@@ -244,7 +245,7 @@ func (g *Group) wait(ctx context.Context, w *Work) error {
 	stop := context.AfterFunc(ctx, g.bell.Ring)
 	defer stop()
 	ready := func() bool { g.help(); return w.over.Load() || ctx.Err() != nil }
-	for !g.bell.Wait(ready, g.spin(), time.Hour) { // as in Do
+	for !g.carry(ready, time.Hour) { // as in Do
 	}
 	if w.over.Load() {
 		return nil

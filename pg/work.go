@@ -60,7 +60,7 @@ func (w *Work) Wait(ctx context.Context) (Result, error) {
 
 // WaitFor waits as Wait does, but for no longer than that, and tells whether the call is over.
 func (w *Work) WaitFor(d time.Duration) bool {
-	return w.over.Load() || w.g.bell.Wait(func() bool { w.g.help(); return w.over.Load() }, w.g.spin(), d)
+	return w.over.Load() || w.g.carry(func() bool { w.g.help(); return w.over.Load() }, d)
 }
 
 // Leave leaves the call to the group's own thread: at once if it is long, or not the only one, and after a moment otherwise, in which

@@ -29,7 +29,18 @@ func (g *Group) kick() {
 	}
 }
 
-// work is the worker: it helps until no call is under way, and sleeps meanwhile as those do who wait.
+// carry waits as [shm.Bell.Wait] does for what ready says, which helps. While somebody does so the worker does not: two threads
+// would be woken for what one of them can do.
+func (g *Group) carry(ready func() bool, limit time.Duration) bool {
+	g.waiters.Add(1)
+	done := g.bell.Wait(ready, g.spin(), limit)
+	if g.waiters.Add(-1) == 0 && !g.idle() {
+		g.later.Reset(laterTime) // what others have started, or what has not ended
+	}
+	return done
+}
+
+// work is the worker: it helps until no call is under way, or somebody waits, and sleeps meanwhile as those do who wait.
 func (g *Group) work() {
 	for {
 		select {
@@ -37,7 +48,7 @@ func (g *Group) work() {
 			return
 		case <-g.kicked:
 		}
-		ready := func() bool { g.help(); return g.idle() || g.ctx.Err() != nil }
+		ready := func() bool { g.help(); return g.idle() || g.waiters.Load() > 0 || g.ctx.Err() != nil }
 		for !g.bell.Wait(ready, 0, time.Hour) { // it ends with the calls
 		}
 	}
