@@ -119,6 +119,7 @@ func sumForever(t *testing.T, ranks []*rank) chan sum {
 
 // keepSumming calls all-reduces until one fails.
 func keepSumming(t *testing.T, r *rank, sums chan<- sum) {
+	t.Helper()
 	for {
 		buf := binary.NativeEndian.AppendUint32(nil, math.Float32bits(float32(int(1)<<r.g.Rank())))
 		_, err := r.g.Do(pg.AllReduce(buf, buf, reduce.F32, reduce.Sum))
