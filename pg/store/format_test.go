@@ -26,6 +26,7 @@ func FuzzFrame(f *testing.F) {
 	}
 	f.Add([]byte("\x04\x00\x00\x00\x81\xa5entri"))
 	f.Add([]byte("\x10\x00\x00\x00\x81\xa7entries\xdd\xff\xff\xff\xff\x80"))
+	f.Add([]byte("\x10\x00\x00\x00\x81\xa7entries\xdd\xff\xff\xff\x8e\x8e\x8e\x8e\x8e\xff\x80"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var buf bytes.Buffer
 		var q request

@@ -68,10 +68,39 @@ type reply struct {
 	Code     string   `msgpack:"code,omitempty"`    // empty: success
 	Text     string   `msgpack:"text,omitempty"`    // with a code: for people
 	Entry    *Entry   `msgpack:"entry,omitempty"`   // of get and put, and of a conflict
-	Entries  []Entry  `msgpack:"entries,omitempty"` // of list and watch: a page
+	Entries  entries  `msgpack:"entries,omitempty"` // of list and watch: a page
 	More     bool     `msgpack:"more,omitempty"`    // there is another page
 	Revision uint64   `msgpack:"revision,omitempty"`
-	Changes  []Change `msgpack:"changes,omitempty"` // of watch
+	Changes  changes  `msgpack:"changes,omitempty"` // of watch
+}
+
+// entries and changes are lists that are decoded one by one: the library would make room for as many as a frame says that it has.
+type (
+	entries []Entry
+	changes []Change
+)
+
+// DecodeMsgpack implements [msgpack.CustomDecoder].
+func (l *entries) DecodeMsgpack(d *msgpack.Decoder) (err error) {
+	*l, err = decodeList[Entry](d)
+	return err
+}
+
+// DecodeMsgpack implements [msgpack.CustomDecoder].
+func (l *changes) DecodeMsgpack(d *msgpack.Decoder) (err error) {
+	*l, err = decodeList[Change](d)
+	return err
+}
+
+func decodeList[T any](d *msgpack.Decoder) (list []T, err error) {
+	n, err := d.DecodeArrayLen()
+	for ; n > 0 && err == nil; n-- {
+		var x T
+		if err = d.Decode(&x); err == nil {
+			list = append(list, x)
+		}
+	}
+	return list, err //nolint:wrapcheck // readFrame does
 }
 
 // err is the error that the reply tells of, nil if none.
