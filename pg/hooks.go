@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"log/slog"
 
 	"larder/pg/collective"
 	"larder/pg/link"
@@ -67,24 +67,41 @@ func (g *Group) connect(ctx context.Context, v member.View) (*plane, error) {
 		Group: g.cfg.ID, Epoch: v.Epoch, Me: me, Members: members, Layout: collective.Layout(locals),
 	})
 	if err != nil {
-		return nil, connectError(v, err)
+		return nil, g.connectError(v, err)
 	}
 	c.Lane, c.Hosts = mesh.Lane, mesh.Hosts()
 	c.Room, c.Local = mesh.Room()
 	return newPlane(v, mesh, c), nil
 }
 
-// connectError says whose fault it is that a mesh could not be made.
-func connectError(v member.View, err error) error {
+// connectError says whose fault it is that a mesh could not be made: of those who are missing, or not connected any more. If it is
+// nobody's this rank cannot take part itself.
+func (g *Group) connectError(v member.View, err error) error {
+	gone := map[int]bool{} // by global rank
 	var missing *link.MissingError
-	if !errors.As(err, &missing) {
-		return fmt.Errorf("pg: %w", err)
+	if errors.As(err, &missing) {
+		for _, m := range missing.Missing {
+			gone[m.Rank] = true
+		}
+	}
+	var down *link.DownError
+	if errors.As(err, &down) {
+		gone[down.Rank] = true
+	}
+	var lane *link.LaneError
+	if errors.As(err, &lane) {
+		gone[lane.Rank] = true
 	}
 	e := &member.ConnectError{Err: err}
 	for _, m := range v.Members {
-		if slices.ContainsFunc(missing.Missing, func(x link.Missing) bool { return x.Rank == m.Global }) {
+		if m.Rank != g.rank && (gone[m.Global] || !g.w.node.Connected(m.Global, m.Incarnation)) {
 			e.Ranks = append(e.Ranks, m.Rank)
 		}
+	}
+	g.w.cfg.Logger.Warn("pg: cannot make the channels of a view", slog.String("group", g.cfg.ID), slog.Uint64("epoch", v.Epoch),
+		slog.Any("for", e.Ranks), slog.Any("err", err))
+	if len(e.Ranks) == 0 {
+		return fmt.Errorf("pg: %w", err)
 	}
 	return e
 }

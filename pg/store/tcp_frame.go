@@ -64,14 +64,14 @@ const (
 var wireErrors = map[string]error{codeNotFound: ErrNotFound, codeConflict: ErrConflict, codeLimit: ErrLimit, codeInvalid: ErrInvalid}
 
 type reply struct {
-	ID       uint64   `msgpack:"id"`
-	Code     string   `msgpack:"code,omitempty"`    // empty: success
-	Text     string   `msgpack:"text,omitempty"`    // with a code: for people
-	Entry    *Entry   `msgpack:"entry,omitempty"`   // of get and put, and of a conflict
-	Entries  entries  `msgpack:"entries,omitempty"` // of list and watch: a page
-	More     bool     `msgpack:"more,omitempty"`    // there is another page
-	Revision uint64   `msgpack:"revision,omitempty"`
-	Changes  changes  `msgpack:"changes,omitempty"` // of watch
+	ID       uint64  `msgpack:"id"`
+	Code     string  `msgpack:"code,omitempty"`    // empty: success
+	Text     string  `msgpack:"text,omitempty"`    // with a code: for people
+	Entry    *Entry  `msgpack:"entry,omitempty"`   // of get and put, and of a conflict
+	Entries  entries `msgpack:"entries,omitempty"` // of list and watch: a page
+	More     bool    `msgpack:"more,omitempty"`    // there is another page
+	Revision uint64  `msgpack:"revision,omitempty"`
+	Changes  changes `msgpack:"changes,omitempty"` // of watch
 }
 
 // entries and changes are lists that are decoded one by one: the library would make room for as many as a frame says that it has.
