@@ -78,18 +78,15 @@ func (g *Group) connect(ctx context.Context, v member.View) (*plane, error) {
 // nobody's this rank cannot take part itself.
 func (g *Group) connectError(v member.View, err error) error {
 	gone := map[int]bool{} // by global rank
-	var missing *link.MissingError
-	if errors.As(err, &missing) {
+	if missing, ok := errors.AsType[*link.MissingError](err); ok {
 		for _, m := range missing.Missing {
 			gone[m.Rank] = true
 		}
 	}
-	var down *link.DownError
-	if errors.As(err, &down) {
+	if down, ok := errors.AsType[*link.DownError](err); ok {
 		gone[down.Rank] = true
 	}
-	var lane *link.LaneError
-	if errors.As(err, &lane) {
+	if lane, ok := errors.AsType[*link.LaneError](err); ok {
 		gone[lane.Rank] = true
 	}
 	e := &member.ConnectError{Err: err}
