@@ -229,6 +229,12 @@ func (g *Group) dropPlane() {
 	g.planes = g.planes[1:]
 }
 
+// dropPlanes takes away all planes. It holds mu.
+func (g *Group) dropPlanes() {
+	g.old = append(g.old, g.planes...)
+	g.planes = nil
+}
+
 // closeOld closes planes where nothing runs any more, and nothing will: peers that still wait there are told so.
 func (g *Group) closeOld() {
 	g.mu.Lock()

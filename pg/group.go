@@ -39,7 +39,7 @@ type GroupConfig struct {
 	Failures Policy
 	// Retry has collectives that a failure has interrupted be run again without those who failed. Operands in place are copied before.
 	Retry bool
-	// Timeout is how long a call may take when nobody has failed; 30 minutes if it is 0. Start's part of it is a tenth of that.
+	// Timeout is how long a call may take when nobody has failed; 30 minutes if it is 0.
 	Timeout time.Duration
 }
 
@@ -142,7 +142,7 @@ const drainTime = 5 * time.Second
 // Join has this process take part from a view on that an active rank makes with [Group.Activate]. Calls fail until then.
 func (g *Group) Join(ctx context.Context) error {
 	g.mu.Lock()
-	if err := cmpErr(g.stopped, g.joining); err != nil {
+	if err := g.refusal(); err != nil {
 		g.mu.Unlock()
 		return err
 	}
@@ -159,14 +159,12 @@ func (g *Group) Join(ctx context.Context) error {
 	return g.members.Join(ctx)
 }
 
-func cmpErr(stopped error, joining bool) error {
-	if stopped != nil {
-		return stopped
-	}
-	if joining {
+// refusal is why calls are not taken now, nil if they are. It holds mu.
+func (g *Group) refusal() error {
+	if g.stopped == nil && g.joining {
 		return ErrJoining
 	}
-	return nil
+	return g.stopped
 }
 
 // idle tells whether no call is under way.
@@ -224,7 +222,7 @@ func (g *Group) enqueue(w *Work) error {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if err := cmpErr(g.stopped, g.joining); err != nil {
+	if err := g.refusal(); err != nil {
 		return err
 	}
 	w.seq = g.next
@@ -285,7 +283,7 @@ func (g *Group) Close() error {
 	defer g.turn.Unlock()
 	g.abort(ErrClosed)
 	g.mu.Lock()
-	g.old, g.planes = append(g.old, g.planes...), nil
+	g.dropPlanes()
 	for _, p := range g.made {
 		g.old = append(g.old, p)
 	}

@@ -24,7 +24,7 @@ func (g *Group) Connect(ctx context.Context, v member.View) ([]byte, error) {
 	if v.Reason == member.ReasonStart && len(v.Members) > 1 {
 		if report, err = g.measure(ctx, p); err != nil {
 			p.close()
-			return nil, err
+			return nil, g.connectError(v, err)
 		}
 	}
 	g.mu.Lock()
@@ -109,7 +109,7 @@ func (g *Group) Hold(v member.View) (done, entered uint64) {
 	defer g.turn.Unlock()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.held, g.frozen = true, g.cfg.Retry && v.Reason == member.ReasonFailure
+	g.held, g.frozen = true, v.Retry
 	return g.done, g.begun
 }
 
@@ -133,14 +133,12 @@ func (g *Group) Commit(v member.View) {
 	case !was && v.Index(g.rank) < 0: // others' business
 		return
 	case p == nil || v.Index(g.rank) < 0: // others go on without this rank
-		g.old = append(g.old, g.planes...)
-		g.planes = nil
+		g.dropPlanes()
 		return
 	}
 	p.adopt(v)
 	if !was { // what it has called by itself does not count
-		g.old = append(g.old, g.planes...)
-		g.planes = nil
+		g.dropPlanes()
 		g.next, g.begun, g.done = v.StartSeq, v.StartSeq, v.StartSeq
 	}
 	g.planes = append(g.planes, p)

@@ -15,7 +15,7 @@ func (g *Group) enqueueMessage(w *Work) error {
 	g.turn.Lock()
 	defer g.turn.Unlock()
 	g.mu.Lock()
-	err := cmpErr(g.stopped, g.joining)
+	err := g.refusal()
 	if err == nil {
 		g.waiting++
 	}
