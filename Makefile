@@ -102,10 +102,12 @@ planted:
 rdma:
 	@kernel=$$(integration/emul/uml-build.sh) || { rc=$$?; [ $$rc -eq 69 ] && exit 0; exit $$rc; }; \
 	UML_KERNEL=$$kernel UML_TIMEOUT=600 $(GO) test -tags rdma -count=1 -timeout $(TESTTIMEOUT) \
-	  -exec $(CURDIR)/integration/emul/uml-exec.sh ./transfer/verbs
+	  -exec $(CURDIR)/integration/emul/uml-exec.sh ./transfer/verbs && \
+	UML_KERNEL=$$kernel UML_TIMEOUT=600 $(GO) test -tags rdma -count=1 -timeout $(TESTTIMEOUT) -run RDMA \
+	  -exec $(CURDIR)/integration/emul/uml-exec.sh ./pg
 
 rdma-lint:
-	$(GOLANGCI) run --build-tags rdma ./transfer/verbs/...
+	$(GOLANGCI) run --build-tags rdma ./transfer/verbs/... ./pg
 
 # The library that python/larder calls, where it looks for it. Needs a C compiler.
 python:
