@@ -42,6 +42,14 @@ func (j *job) add(change func(*Config)) *World {
 	defer cancel()
 	s, err := store.Directory(ctx, j.dir, testLease)
 	require.NoError(j.t, err)
+	return j.addTo(s, change)
+}
+
+// addTo adds a world that has a store, which is closed after it.
+func (j *job) addTo(s store.Store, change func(*Config)) *World {
+	j.t.Helper()
+	ctx, cancel := context.WithTimeout(j.t.Context(), 20*time.Second)
+	defer cancel()
 	cfg := Config{Job: "test", Rank: len(j.worlds), Store: s}
 	if change != nil {
 		change(&cfg)
