@@ -57,8 +57,9 @@ type core struct {
 	synced      uint64 // failures that Sync has told of
 	takenBy     uint64 // another incarnation that has our slot
 	requests    []*request
-	pending     due  // what there is to do, if it is not our turn yet
-	turned      bool // pending was looked at in this step
+	pending     due   // what there is to do, if it is not our turn yet
+	turned      bool  // pending was looked at in this step
+	keep        []int // who of the view in force are to stay, if others are known to be lost; nil if not
 	suspectedAt map[suspicion]time.Duration
 }
 
@@ -314,6 +315,9 @@ func (c *core) step() {
 	c.adopt()
 	c.follow()
 	v := c.judge()
+	if c.keep = nil; v.trouble && v.closed {
+		c.keep = v.keep
+	}
 	c.answer(v)
 	c.act(v)
 	c.writeRow()

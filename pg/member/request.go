@@ -297,13 +297,14 @@ func (c *core) deactivation(r *request) View {
 	return v
 }
 
-// healthy is PeerState of a rank.
+// healthy is PeerState of a rank. Members that are known to be lost, but have not left the view yet, are nobody's fault but theirs.
 func (c *core) healthy(rank int) bool {
 	row, v := c.rows[rank], &c.rec.Committed
 	if row == nil || row.State != stateAwaiting && (!v.Has(rank, row.Incarnation) || row.Out >= v.Epoch) {
 		return false
 	}
-	return !slices.ContainsFunc(v.Members, func(m Member) bool {
-		return m.Rank != rank && c.alive(m, v.Epoch) && (!c.together(rank, m.Rank) || c.apart(rank, m.Rank))
+	lost := func(r int) bool { return c.keep != nil && v.Index(r) >= 0 && !slices.Contains(c.keep, r) }
+	return !lost(rank) && !slices.ContainsFunc(v.Members, func(m Member) bool {
+		return m.Rank != rank && !lost(m.Rank) && c.alive(m, v.Epoch) && (!c.together(rank, m.Rank) || c.apart(rank, m.Rank))
 	})
 }
