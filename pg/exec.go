@@ -144,10 +144,14 @@ func (g *Group) lost(w *Work, p *plane) error {
 	if from == nil {
 		from = p
 	}
+	last := g.planes[len(g.planes)-1]
+	if why == nil && from == last {
+		why = from.broken // nobody has gone on yet
+	}
 	if why == nil {
 		why = errMovedOn
 	}
-	ranks := g.planes[len(g.planes)-1].lacks(from).Ranks()
+	ranks := last.lacks(from).Ranks()
 	var down *collective.DownError
 	if len(ranks) == 0 && errors.As(why, &down) {
 		ranks = []int{from.ranks[down.Member]}
