@@ -192,10 +192,10 @@ func (g *Group) mismatch(p *plane, e *collective.MismatchError) error {
 	return &MismatchError{Group: g.cfg.ID, Rank: rank, Seq: mine.Seq, Mine: mine.String(), Theirs: theirs.String()}
 }
 
-// resync asks for a view of the same ranks with channels of its own: these may be out of step.
+// resync asks for a view of the same ranks with channels of its own: these may be out of step, unless this rank is alone.
 func (g *Group) resync(p *plane, err error) {
-	p.broken = err
 	if p.mesh != nil {
+		p.broken = err
 		g.members.Resync(p.view.Epoch, err)
 	}
 }

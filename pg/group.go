@@ -2,6 +2,7 @@ package pg
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -118,23 +119,39 @@ func (g *Group) Epoch() uint64 {
 }
 
 // PeerState tells of ranks whether they may be activated, or are active and well, as far as this process knows.
-func (g *Group) PeerState(ranks ...int) ([]bool, error) { return g.members.PeerState(ranks...) }
+func (g *Group) PeerState(ranks ...int) ([]bool, error) {
+	states, err := g.members.PeerState(ranks...)
+	return states, ours(err)
+}
 
 // Activate makes ranks active that have asked to join, when all are connected to each other. All active ranks may call it, or one.
 func (g *Group) Activate(ctx context.Context, ranks ...int) (member.Response, error) {
-	return g.members.Activate(ctx, ranks...)
+	res, err := g.members.Activate(ctx, ranks...)
+	return res, ours(err)
 }
 
 // Deactivate has ranks take part no more, whether they have failed or not.
 func (g *Group) Deactivate(ctx context.Context, ranks ...int) (member.Response, error) {
-	return g.members.Deactivate(ctx, ranks...)
+	res, err := g.members.Deactivate(ctx, ranks...)
+	return res, ours(err)
 }
 
 // Sync returns when failures that are known here have led to a view without those who failed.
-func (g *Group) Sync(ctx context.Context) (member.Response, error) { return g.members.Sync(ctx) }
+func (g *Group) Sync(ctx context.Context) (member.Response, error) {
+	res, err := g.members.Sync(ctx)
+	return res, ours(err)
+}
 
 // Extend gives the group room for n ranks. The new places are inactive until processes take them, and are activated.
-func (g *Group) Extend(ctx context.Context, n int) error { return g.members.Extend(ctx, n) }
+func (g *Group) Extend(ctx context.Context, n int) error { return ours(g.members.Extend(ctx, n)) }
+
+// ours is an error of the members' agreement in this package's words.
+func ours(err error) error {
+	if errors.Is(err, member.ErrClosed) {
+		return ErrClosed
+	}
+	return err
+}
 
 // drainTime is how long Join waits for calls that are under way.
 const drainTime = 5 * time.Second
@@ -156,7 +173,7 @@ func (g *Group) Join(ctx context.Context) error {
 	if !g.bell.Wait(func() bool { g.help(); return g.idle() }, 0, drainTime) {
 		return wrong("Join: calls have been under way for %v: wait for them first", drainTime)
 	}
-	return g.members.Join(ctx)
+	return ours(g.members.Join(ctx))
 }
 
 // refusal is why calls are not taken now, nil if they are. It holds mu.

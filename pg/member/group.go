@@ -459,6 +459,9 @@ func (g *Group) View() View {
 func (g *Group) PeerState(ranks ...int) ([]bool, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if g.closed {
+		return nil, ErrClosed
+	}
 	list := make([]bool, len(ranks))
 	for i, rank := range ranks {
 		if rank < 0 || rank >= g.core.spec.Cap {
@@ -500,6 +503,9 @@ func (g *Group) Extend(ctx context.Context, n int) error {
 		return &ConfigError{"Cap", fmt.Sprintf("cannot be extended to %d: a group has 1 to %d slots", n, MaxCap)}
 	}
 	for {
+		if g.life.Err() != nil {
+			return ErrClosed
+		}
 		e, err := g.reg.cfg.Store.Get(ctx, g.key(keySpec))
 		if err != nil {
 			return fmt.Errorf("member: extend group %q: %w", g.cfg.ID, err)
