@@ -3,6 +3,7 @@ package collective
 import (
 	"encoding/binary"
 	"fmt"
+	"time"
 
 	"larder/pg/reduce"
 )
@@ -121,7 +122,9 @@ type flow struct {
 	scratch []byte // results of a reduction that are for the root alone
 
 	begun bool
-	stuck int // polls in a row that moved nothing
+	stuck int       // polls in a row that moved nothing
+	since time.Time // about the first of them
+	told  bool      // others what this one waits in
 	err   error
 }
 
@@ -148,7 +151,7 @@ func (o *flow) begin() {
 		}
 	}
 	o.srcs = fit(o.srcs, n)
-	o.ready, o.late, o.stuck, o.begun, o.err = 0, 0, 0, false, nil
+	o.ready, o.late, o.stuck, o.told, o.begun, o.err = 0, 0, 0, false, false, nil
 }
 
 // fit makes a slice n long, of the same memory if it has room.
@@ -462,8 +465,29 @@ func (o *flow) operand(k, bytes int) bool {
 }
 
 // stallPolls is after how many polls that moved nothing others are told what this member waits in: spinning takes a good part of
-// them, so it is hardly ever told of those that are merely late.
-const stallPolls = 512
+// them, so it is hardly ever told of those that are merely late. One who sleeps polls a few times a second: it tells after stallTime,
+// for which it looks at the clock every few polls.
+const (
+	stallPolls = 512
+	stallTime  = 100 * time.Millisecond
+	clockPolls = 4
+)
+
+// stalled reports whether nothing has moved for long, once.
+func (o *flow) stalled() bool {
+	switch {
+	case o.stuck == clockPolls:
+		o.told, o.since = false, now()
+		return false
+	case o.told:
+		return false
+	case o.stuck >= stallPolls:
+		o.told = true
+	case o.stuck%clockPolls == 0:
+		o.told = since(o.since) > stallTime
+	}
+	return o.told
+}
 
 // wait looks why nothing moves.
 func (o *flow) wait() {
@@ -478,7 +502,7 @@ func (o *flow) wait() {
 			o.err = o.f.dead(o, k)
 		}
 	}
-	if o.err == nil && o.stuck == stallPolls {
+	if o.err == nil && o.stalled() {
 		o.c.notify(notice{seq: o.seq, sig: o.sig})
 	}
 }
