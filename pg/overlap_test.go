@@ -12,8 +12,10 @@ import (
 
 // Ranks have calls of many groups under way at the same time, each of which has other ranks in common with the others.
 func TestOverlappingGroups(t *testing.T) {
-	const n, rounds = 4, 30
-	lists := [][]int{{0, 1, 2, 3}, {0, 1}, {0, 2}, {0, 3}, {1, 2}, {1, 3}, {2, 3}, {0, 1, 2}, {0, 1, 3}, {0, 2, 3}, {1, 2, 3}, {3, 0}}
+	const n, rounds = 8, 30
+	lists := [][]int{
+		upTo(n), {0, 1}, {0, 2}, {0, 3}, {1, 2}, {1, 3}, {2, 3}, {0, 1, 2}, {0, 1, 3}, {0, 2, 3}, {1, 2, 3}, {1, 3, 5, 7}, {2, 3, 4, 5}, {7, 0},
+	}
 	j := newJob(t, n, nil)
 	world := j.groups(GroupConfig{}, upTo(n)...)
 	mine := make([][]*Group, n) // by rank
