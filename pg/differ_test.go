@@ -54,27 +54,30 @@ func TestRanksThatDiffer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			groups := newJob(t, n, shape).groups(GroupConfig{}, upTo(n)...)
-			differ := func(name string, usual, other Call) {
+			differ := func(name string, usual, other func() Call) {
 				t.Run(name, func(t *testing.T) { differOnce(t, groups, odd, usual, other) })
 			}
 			for k := collective.AllReduce; k <= lastKind; k++ {
-				usual := func() Call { return plain(k, n, 100, reduce.F32, reduce.Sum, 0) }
+				as := func(k Kind, count int, dt DType, op Op, root int) func() Call {
+					return func() Call { return plain(k, n, count, dt, op, root) }
+				}
+				usual := as(k, 100, reduce.F32, reduce.Sum, 0)
 				for other := collective.AllReduce; other <= lastKind; other++ {
 					if other != k {
-						differ(fmt.Sprint(k, " and ", other), usual(), plain(other, n, 100, reduce.F32, reduce.Sum, 0))
+						differ(fmt.Sprint(k, " and ", other), usual, as(other, 100, reduce.F32, reduce.Sum, 0))
 					}
 				}
 				if k == collective.Barrier {
 					continue
 				}
-				differ(fmt.Sprint("dtypes of ", k), usual(), plain(k, n, 100, reduce.I32, reduce.Sum, 0))
-				differ(fmt.Sprint("counts of ", k), usual(), plain(k, n, 101, reduce.F32, reduce.Sum, 0))
-				differ(fmt.Sprint("counts, by far, of ", k), usual(), plain(k, n, 200_000, reduce.F32, reduce.Sum, 0))
+				differ(fmt.Sprint("dtypes of ", k), usual, as(k, 100, reduce.I32, reduce.Sum, 0))
+				differ(fmt.Sprint("counts of ", k), usual, as(k, 101, reduce.F32, reduce.Sum, 0))
+				differ(fmt.Sprint("counts, by far, of ", k), usual, as(k, 200_000, reduce.F32, reduce.Sum, 0))
 				if k.Reduces() {
-					differ(fmt.Sprint("operations of ", k), usual(), plain(k, n, 100, reduce.F32, reduce.Max, 0))
+					differ(fmt.Sprint("operations of ", k), usual, as(k, 100, reduce.F32, reduce.Max, 0))
 				}
 				if k.Rooted() {
-					differ(fmt.Sprint("roots of ", k), usual(), plain(k, n, 100, reduce.F32, reduce.Sum, odd))
+					differ(fmt.Sprint("roots of ", k), usual, as(k, 100, reduce.F32, reduce.Sum, odd))
 				}
 			}
 		})
@@ -82,7 +85,7 @@ func TestRanksThatDiffer(t *testing.T) {
 }
 
 // differOnce has one rank call something else, and then all the same thing until it is carried out.
-func differOnce(t *testing.T, groups []*Group, odd int, usual, other Call) {
+func differOnce(t *testing.T, groups []*Group, odd int, usual, other func() Call) {
 	t.Helper()
 	told := make(chan *MismatchError, 100)
 	each(t, groups, func(g *Group) error {
@@ -90,7 +93,7 @@ func differOnce(t *testing.T, groups []*Group, odd int, usual, other Call) {
 		if g.Rank() == odd {
 			c = other
 		}
-		_, err := g.Do(c)
+		_, err := g.Do(c()) // with memory of its own
 		var sum float32
 		for range 4 { // a root, say, has done what it had to before it learns: it does so with a later call, and others with it
 			var mismatch *MismatchError
@@ -114,7 +117,7 @@ func differOnce(t *testing.T, groups []*Group, odd int, usual, other Call) {
 	for e := range told {
 		require.NotEqual(t, e.Mine, e.Theirs)
 		calls := e.Mine + ", " + e.Theirs
-		named = named || strings.Contains(calls, usual.Kind.String()+"(") || strings.Contains(calls, other.Kind.String()+"(")
+		named = named || strings.Contains(calls, usual().Kind.String()+"(") || strings.Contains(calls, other().Kind.String()+"(")
 	}
 	require.True(t, named, "somebody is told what was called")
 }
