@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 from .errors import BY_CODE, ForkError, LarderError, LibraryError
 
-ABI = 3  # python/native/main.go has the same number
+ABI = 4  # python/native/main.go has the same number
 AGAIN = 1  # the code that says that a limit is over
 
 # How long a call may keep a thread from looking for signals: Ctrl-C is noticed after a tenth of a second at most.
@@ -80,9 +80,9 @@ _CALLS: dict[str, list[Any]] = {
     "larder_group_change": [_u64, *_text, _i64, _handle_out],
     "larder_group_join": [_u64, _i64, _handle_out],
     "larder_group_extend": [_u64, _i64, _i64, _handle_out],
-    "larder_call_start": [_u64, ctypes.c_void_p, _handle_out],
+    "larder_call_start": [_u64, ctypes.c_void_p, ctypes.c_void_p],
+    "larder_call_do": [_u64, ctypes.c_void_p, _i64, ctypes.c_void_p, ctypes.c_void_p],
     "larder_call_wait": [_u64, _i64, ctypes.c_void_p],
-    "larder_call_free": [_u64],
     "larder_call_leave": [_u64],
 }
 

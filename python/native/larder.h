@@ -8,7 +8,7 @@
  *   caller looks for signals and calls again. What cannot be taken up again is a job: it is begun, waited for in slices, and
  *   can be given up.
  * - Memory of the caller's is used during the call only. The exceptions say until when: larder_buffer_register,
- *   larder_batch_submit, larder_call_start.
+ *   larder_batch_submit, larder_call_start, larder_call_do.
  * - Calls may be made concurrently, from any thread, but not in a process that was forked after the library was loaded.
  */
 #ifndef LARDER_H
@@ -59,7 +59,7 @@ typedef struct {
  * larder_call is an operation of a process group. kind: 1 all_reduce, 2 broadcast, 3 reduce, 4 all_gather, 5 reduce_scatter,
  * 6 all_to_all, 7 gather, 8 scatter, 9 barrier, 10 send, 11 recv. dtype and op are numbered as in pg/reduce. root is the other
  * rank of a send or recv; -1 receives from any. Parts are by rank; a kind that has parts on one side uses the region on the other.
- * With waits the caller is to wait at once, or to leave the call: until then nobody carries it on.
+ * A count without a list cuts the region into so many equal parts.
  */
 typedef struct {
 	int32_t kind;
@@ -73,15 +73,15 @@ typedef struct {
 	int64_t src_count;
 	larder_region *dst_parts;
 	int64_t dst_count;
-	int32_t waits;
 } larder_call;
 
-/* larder_result is how a call ended: ranks that were lost while it ran, and the source, tag and length of what was received. */
+/* larder_result is how a call ended: ranks that were lost while it ran, how many they are, and the source, tag and length of what was received. */
 typedef struct {
 	uint64_t failed[LARDER_MASK_WORDS];
 	uint64_t tag;
 	uint64_t bytes;
 	int32_t source;
+	int32_t lost;
 } larder_result;
 
 #endif

@@ -489,8 +489,8 @@ const (
 // bytesAt is memory of a caller's.
 func bytesAt(r C.larder_region) []byte { return unsafe.Slice((*byte)(r.address), r.bytes) }
 
-// partsAt is memory of a caller's for each rank.
-func partsAt(list *C.larder_region, n C.int64_t) ([][]byte, error) {
+// partsAt is memory of a caller's for each rank: a list of n, or, without one, whole in n equal parts.
+func partsAt(list *C.larder_region, n C.int64_t, whole C.larder_region) ([][]byte, error) {
 	if n < 0 || n > member.MaxCap {
 		return nil, invalid("%d parts: a group has at most %d ranks", int64(n), member.MaxCap)
 	}
@@ -498,6 +498,13 @@ func partsAt(list *C.larder_region, n C.int64_t) ([][]byte, error) {
 		return nil, nil // of a rank that has none
 	}
 	parts := make([][]byte, n)
+	if list == nil {
+		all, each := bytesAt(whole), int(whole.bytes)/int(n)
+		for i := range parts {
+			parts[i] = all[i*each:][:each:each]
+		}
+		return parts, nil
+	}
 	for i, r := range unsafe.Slice(list, n) {
 		parts[i] = bytesAt(r)
 	}
@@ -506,11 +513,11 @@ func partsAt(list *C.larder_region, n C.int64_t) ([][]byte, error) {
 
 // callOf is a caller's call.
 func callOf(c *C.larder_call) (pg.Call, error) {
-	src, err := partsAt(c.src_parts, c.src_count)
+	src, err := partsAt(c.src_parts, c.src_count, c.src)
 	if err != nil {
 		return pg.Call{}, err
 	}
-	dst, err := partsAt(c.dst_parts, c.dst_count)
+	dst, err := partsAt(c.dst_parts, c.dst_count, c.dst)
 	if err != nil {
 		return pg.Call{}, err
 	}
@@ -546,35 +553,65 @@ func callOf(c *C.larder_call) (pg.Call, error) {
 	return pg.Call{}, invalid("a call of kind %d", int32(c.kind))
 }
 
-// larder_call_start begins a call of a group. The memory that it names is used until larder_call_wait says that it has ended.
+// larder_call_start begins a call of a group, and leaves it to the library's own thread until somebody waits. The memory that it names
+// is used until larder_call_wait says that it has ended.
 //
 //export larder_call_start
 func larder_call_start(handle C.uint64_t, call *C.larder_call, started *C.uint64_t, e *C.larder_error) C.int32_t {
 	return guard(e, func() error {
-		g, err := groups.of(uint64(handle))
+		h, w, err := queueCall(handle, call)
 		if err != nil {
 			return err
 		}
-		c, err := callOf(call)
-		if err != nil {
-			return err
-		}
-		h, err := works.add(nil) // before it begins: what has begun must have a handle
-		if err != nil {
-			return err
-		}
-		w := g.Queue(c)
-		if call.waits == 0 {
-			w.Leave()
-		}
+		w.Leave()
 		works.set(h, w)
 		*started = C.uint64_t(h)
 		return nil
 	})
 }
 
+// larder_call_do is larder_call_start and larder_call_wait in one, for a caller that has nothing else to do meanwhile. If the call
+// has not ended then, started names it, and nobody carries it on until its caller waits for it, or leaves it; otherwise started is 0.
+//
+//export larder_call_do
+func larder_call_do(
+	handle C.uint64_t, call *C.larder_call, limit C.int64_t, started *C.uint64_t, result *C.larder_result, e *C.larder_error,
+) C.int32_t {
+	*started = 0
+	return guard(e, func() error {
+		h, w, err := queueCall(handle, call)
+		if err != nil {
+			return err
+		}
+		if err = waitCall(w, limit, result); errors.Is(err, errAgain) {
+			works.set(h, w)
+			*started = C.uint64_t(h)
+			return err
+		}
+		works.drop(h)
+		return err
+	})
+}
+
+// queueCall begins a call, with a handle for it that is not set yet: what has begun must be able to have one.
+func queueCall(group C.uint64_t, call *C.larder_call) (uint64, *pg.Work, error) {
+	g, err := groups.of(uint64(group))
+	if err != nil {
+		return 0, nil, err
+	}
+	c, err := callOf(call)
+	if err != nil {
+		return 0, nil, err
+	}
+	h, err := works.add(nil)
+	if err != nil {
+		return 0, nil, err
+	}
+	return h, g.Queue(c), nil
+}
+
 // larder_call_wait waits for a call to end, and helps it along in the caller's thread. Anything but LARDER_AGAIN says that it
-// has ended; its handle stays good until larder_call_free.
+// has ended, and its handle is closed.
 //
 //export larder_call_wait
 func larder_call_wait(handle C.uint64_t, limit C.int64_t, result *C.larder_result, e *C.larder_error) C.int32_t {
@@ -583,29 +620,30 @@ func larder_call_wait(handle C.uint64_t, limit C.int64_t, result *C.larder_resul
 		if err != nil {
 			return err
 		}
-		r, err := waitCall(w, time.Duration(limit))
-		if errors.Is(err, errAgain) {
-			return err
+		if err = waitCall(w, limit, result); !errors.Is(err, errAgain) {
+			works.drop(uint64(handle))
 		}
-		failed := r.Failed
-		if lost := (*pg.PeerError)(nil); errors.As(err, &lost) {
-			failed = member.MaskOf(lost.Ranks...)
-		}
-		setMask(&result.failed, failed)
-		result.source, result.tag, result.bytes = C.int32_t(r.From), C.uint64_t(r.Tag), C.uint64_t(r.Bytes)
 		return err
 	})
 }
 
-// waitCall waits for a call, for a slice of limit.
-func waitCall(w *pg.Work, limit time.Duration) (pg.Result, error) {
-	if !w.WaitFor(min(limit, sliceMost)) {
-		return pg.Result{}, errAgain
+// waitCall waits for a call, for a slice of limit, and writes how it has ended.
+func waitCall(w *pg.Work, limit C.int64_t, result *C.larder_result) error {
+	if !w.WaitFor(min(time.Duration(limit), sliceMost)) {
+		return errAgain
 	}
-	return w.Wait(context.Background())
+	r, err := w.Wait(context.Background())
+	failed := r.Failed
+	if lost := (*pg.PeerError)(nil); errors.As(err, &lost) {
+		failed = member.MaskOf(lost.Ranks...)
+	}
+	setMask(&result.failed, failed)
+	result.lost = C.int32_t(failed.Len())
+	result.source, result.tag, result.bytes = C.int32_t(r.From), C.uint64_t(r.Tag), C.uint64_t(r.Bytes)
+	return err //nolint:wrapcheck // its code is looked up
 }
 
-// larder_call_leave leaves a call that was begun to be waited for to the library's own thread.
+// larder_call_leave leaves a call of larder_call_do to the library's own thread.
 //
 //export larder_call_leave
 func larder_call_leave(handle C.uint64_t, e *C.larder_error) C.int32_t {
@@ -615,22 +653,5 @@ func larder_call_leave(handle C.uint64_t, e *C.larder_error) C.int32_t {
 			w.Leave()
 		}
 		return err
-	})
-}
-
-// larder_call_free forgets a call that has ended.
-//
-//export larder_call_free
-func larder_call_free(handle C.uint64_t, e *C.larder_error) C.int32_t {
-	return guard(e, func() error {
-		w, err := works.of(uint64(handle))
-		if err != nil {
-			return err
-		}
-		if !w.Done() {
-			return invalid("the operation has not ended: wait for it")
-		}
-		works.drop(uint64(handle))
-		return nil
 	})
 }

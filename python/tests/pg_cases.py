@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal as signals
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import torch
@@ -109,6 +111,46 @@ def futures():
     t = torch.ones(3)
     work = dist.all_reduce(t, async_op=True)
     same(work.get_future().wait()[0], torch.full((3,), float(size())))
+
+
+def interrupted(after):
+    """All ranks but the last wait for it in an all_reduce until a signal comes, which ends their waiting and not the all_reduce."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    if rank() == size() - 1:
+        time.sleep(1)
+        same(total_of(torch.ones(1000)), torch.full((1000,), float(size())))
+    else:
+        previous = signals.signal(signals.SIGALRM, interrupt)
+        began = time.monotonic()
+        signals.setitimer(signals.ITIMER_REAL, after)
+        try:
+            total_of(torch.ones(1000))  # nobody here has it any more when the last rank comes
+        except KeyboardInterrupt:
+            took = time.monotonic() - began
+            assert took < after + 0.4, f"{took} s to be interrupted after {after} s"
+        else:
+            raise AssertionError("not interrupted")
+        finally:
+            signals.signal(signals.SIGALRM, previous)
+    assert total(1) == size()
+
+
+def total_of(tensor):
+    dist.all_reduce(tensor)
+    return tensor
+
+
+def threads_that_wait_for_one_work():
+    if rank() == 0:
+        time.sleep(0.3)
+    t = torch.ones(5)
+    work = dist.all_reduce(t, async_op=True)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(lambda _: work.wait() and work.is_success(), range(8)))
+    same(t, torch.full((5,), float(size())))
 
 
 def broadcast(root):

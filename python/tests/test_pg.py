@@ -56,6 +56,14 @@ class Collectives(RanksCase):
         self.ranks.each(cases.works_that_nobody_keeps)
         self.ranks.each(cases.futures)
 
+    def test_threads_that_wait_for_one_work(self):
+        self.ranks.each(cases.threads_that_wait_for_one_work)
+
+    def test_signals_end_waiting_and_not_the_operation(self):
+        for after in (0.05, 0.3):
+            with self.subTest(after=after):
+                self.ranks.each(cases.interrupted, after)
+
     def test_distributed_data_parallel(self):
         self.ranks.each(cases.train, 4)
 

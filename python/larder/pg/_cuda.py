@@ -32,8 +32,8 @@ from ._work import Work
 if TYPE_CHECKING:
     from ._group import ProcessGroup
 
-# MakeCall makes the call, with the host's tensors in place of those of the device.
-MakeCall = Callable[[Callable[[torch.Tensor], torch.Tensor]], Call]
+# MakeCall makes the call of operands and results, given the host's tensors in place of those of the device.
+MakeCall = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Call]
 
 
 class CudaWork(Work):
@@ -92,7 +92,7 @@ class CudaWork(Work):
             read = torch.cuda.Event()
             read.record(stream)
         read.synchronize()
-        return self._group.native.start(self._make(lambda t: self._host[id(t)]))
+        return self._group.native.start(self._make([self._host[id(t)] for t in self._src], [self._host[id(t)] for t in self._dst]))
 
     def finish(self, pending: Pending | None, error: LarderError | None) -> None:
         """Step 4."""

@@ -44,7 +44,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Union
 
 import torch
 import torch.distributed as dist
@@ -53,7 +53,7 @@ from torch._C._distributed_c10d import ProcessGroup as TorchProcessGroup
 from ..errors import ClosedError, InvalidArgumentError, LarderError
 from . import _native, _torch1
 from ._cuda import Lane
-from ._native import Call, Kind, Region
+from ._native import NOWHERE, Call, Kind, Region
 from ._options import BackendOptions
 from ._work import Completer, Finish, Gathered, Work
 
@@ -71,14 +71,21 @@ _DTYPES: dict[torch.dtype, int] = {
 }  # fmt: skip
 _BYTES = 9  # uint8
 
-# The library's numbers of operations (pg/reduce), by torch's.
+def _plain(op: Any) -> Any:
+    """An operation without what torch's ReduceOp has besides it."""
+    return getattr(op, "op", op)
+
+
+# The library's numbers of operations (pg/reduce), by torch's names, and by its operations.
 _OPS = {"SUM": 0, "PRODUCT": 1, "MIN": 2, "MAX": 3, "AVG": 4, "BAND": 5, "BOR": 6, "BXOR": 7}
+_OP_NUMBERS = {_plain(getattr(dist.ReduceOp, name)): number for name, number in _OPS.items() if hasattr(dist.ReduceOp, name)}
 
 # How many works that have ended are kept for torch 1: C++ asks a work for its future at once or never, and keeps nothing of a
 # Python work itself.
 _KEPT = 16 if _torch1.PRESENT else 0
 
 Tensors = Sequence[torch.Tensor]
+Parts = Union[int, list[tuple[int, int]]]  # of one tensor: so many equal ones, or ranges of bytes
 
 
 class ProcessGroup(TorchProcessGroup):
@@ -100,6 +107,7 @@ class ProcessGroup(TorchProcessGroup):
         self._ended: collections.deque[Work] = collections.deque(maxlen=_KEPT)
         self._lock = threading.Lock()
         self._lanes: dict[torch.device, Lane] = {}
+        self._done = Work.done(self)  # what was waited for as it was called, and is as it should be
         self._coalesced: list[Work] | None = None
         self.active_ranks = options.active_ranks
         if self.active_ranks is None:
@@ -180,8 +188,11 @@ class ProcessGroup(TorchProcessGroup):
         for lane in self._lanes.values():
             lane.close()
         with self._lock:
-            self._running.clear()
-            self._ended.clear()
+            running, self._running = list(self._running), set()
+        for work in running:
+            with contextlib.suppress(LarderError):
+                work._join(0.0)  # it has failed, and the library forgets it
+        self._ended.clear()
         self._left()
 
     def abort(self) -> None:
@@ -310,35 +321,53 @@ class ProcessGroup(TorchProcessGroup):
 
     def _start(
         self, kind: Kind, dtype: int, src: Tensors, dst: Tensors, *, op: int = 0, root: int = 0, tag: int = 0, whole: bool = False,
-        src_parts: list[tuple[int, int]] | None = None, dst_parts: list[tuple[int, int]] | None = None, opts: Any = None,
+        src_parts: Parts = 0, dst_parts: Parts = 0, opts: Any = None,
     ) -> Work:  # fmt: skip
-        """Start an operation. Parts are ranges of bytes of the one tensor that they stand for; whole says that src and dst
-        are not lists by rank. torch 2's options tell whether it waits at once; with 1.13 nobody knows."""
+        """Start an operation. Parts are ranges of bytes of the one tensor that they stand for, or a number of equal ones; whole says
+        that src and dst are not lists by rank. torch 2's options tell whether it waits at once; with 1.13 nobody knows."""
         if self.closed:
             raise ClosedError(f"the process group {self._name!r} was destroyed: make another one")
-        tensors = [*src, *(t for t in dst if all(t is not s for s in src))]
-        for t in tensors:
+        device, contiguous = None, True
+        for t in (*src, *dst):
             if t.layout is not torch.strided:
                 raise InvalidArgumentError(f"{kind.name.lower()}: the tensor is {t.layout}: make it dense")
-        device = next((t.device for t in tensors if t.device.type != "cpu"), None)
-        single = kind in (Kind.SEND, Kind.RECV, Kind.BARRIER)
-        waits = device is None and self._coalesced is None and not getattr(opts, "asyncOp", True)
+            if not t.is_cpu:
+                device = t.device
+            contiguous = contiguous and t.is_contiguous()
 
-        def call(staged: Callable[[torch.Tensor], torch.Tensor]) -> Call:
-            made = Call(kind, dtype, op, root, tag, waits=waits)
-            made.src, made.src_parts = _regions([staged(t) for t in src], src_parts, whole or single or kind in _ONE_SRC)
-            made.dst, made.dst_parts = _regions([staged(t) for t in dst], dst_parts, whole or single or kind in _ONE_DST)
-            return made
+        def call(src: Tensors, dst: Tensors) -> Call:
+            one, its_parts = _regions(src, src_parts, whole or kind in _ONE_SRC)
+            to, parts = _regions(dst, dst_parts, whole or kind in _ONE_DST)
+            return Call(kind, dtype, op, root, tag, one, to, its_parts, parts)
 
         if device is not None:
-            work = self._lane(device).start(call, src, dst, kind in (Kind.SEND, Kind.RECV))
+            return self._running_work(self._lane(device).start(call, src, dst, kind in _SINGLE))
+        if self._lanes and kind not in _SINGLE:
+            for lane in self._lanes.values():
+                lane.drain()  # collectives run in the same order everywhere
+        finish: Finish | None = None
+        operands, results = src, dst
+        if not contiguous:
+            operands, results, finish = _stage(src, dst)
+        if self._coalesced is not None or getattr(opts, "asyncOp", True):
+            pending = self.native.start(call(operands, results))
         else:
-            if self._lanes and not single:
-                for lane in self._lanes.values():
-                    lane.drain()  # collectives run in the same order everywhere
-            staged, finish = _stage(src, dst)
-            work = Work(self, self.native.start(call(lambda t: staged.get(id(t), t))), list(dst) or list(src), finish)
-            work.kept = (staged, tensors)
+            begun = self.native.do(call(operands, results))
+            if begun is None:
+                if finish is not None:
+                    finish()
+                return self._done
+            pending = begun
+        work = Work(self, pending, list(dst) or list(src), finish)
+        work.kept = (src, operands, results)
+        self._running_work(work)
+        if pending.interruption is not None:
+            pending.leave()
+            raise pending.interruption
+        return work
+
+    def _running_work(self, work: Work) -> Work:
+        """Keep a work until it has ended."""
         with self._lock:
             self._running.add(work)
         if self._coalesced is not None:
@@ -388,22 +417,21 @@ class ProcessGroup(TorchProcessGroup):
                     f"{like.numel()} of {like.dtype} on {like.device}"
                 )
 
-    def _split(self, whole: torch.Tensor, part: torch.Tensor, name: str) -> list[tuple[int, int]]:
+    def _split(self, whole: torch.Tensor, part: torch.Tensor, name: str) -> int:
         size = self.size()
         if whole.numel() != part.numel() * size or whole.dtype != part.dtype:
             raise InvalidArgumentError(
                 f"{name}: {whole.numel()} elements of {whole.dtype} for {size} ranks with {part.numel()} of {part.dtype}: one is "
                 "as long as all of the others together"
             )
-        n = part.numel() * part.element_size()
-        return [(i * n, n) for i in range(size)]
+        return size
 
-    def _rows(self, tensor: torch.Tensor, splits: Sequence[int], name: str) -> list[tuple[int, int]]:
+    def _rows(self, tensor: torch.Tensor, splits: Sequence[int], name: str) -> Parts:
         size, rows = self.size(), tensor.shape[0] if tensor.dim() else 0
         if not splits:
             if rows % size:
                 raise InvalidArgumentError(f"all_to_all_single: {rows} rows for {size} ranks: give {name}")
-            splits = [rows // size] * size
+            return size
         if len(splits) != size or sum(splits) != rows or min(splits) < 0:
             raise InvalidArgumentError(f"all_to_all_single: {name} is {list(splits)}: {size} numbers that make {rows} rows together")
         row = tensor.numel() // rows * tensor.element_size() if rows else 0
@@ -414,9 +442,12 @@ class ProcessGroup(TorchProcessGroup):
         return parts
 
 
+# Kinds that are between two ranks, and that no other call has to wait for.
+_SINGLE = {Kind.SEND, Kind.RECV}
+
 # Kinds whose operand, or result, is one buffer at each rank.
-_ONE_SRC = {Kind.ALL_GATHER, Kind.GATHER}
-_ONE_DST = {Kind.REDUCE_SCATTER, Kind.SCATTER}
+_ONE_SRC = {Kind.ALL_GATHER, Kind.GATHER, Kind.BARRIER, *_SINGLE}
+_ONE_DST = {Kind.REDUCE_SCATTER, Kind.SCATTER, Kind.BARRIER, *_SINGLE}
 
 _open_groups: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
@@ -451,44 +482,35 @@ def _root(opts: Any) -> int:
 
 
 def _op(opts: Any) -> int:
-    op = getattr(opts, "reduceOp", opts) if opts is not None else dist.ReduceOp.SUM
-    name = getattr(op, "op", op).name
-    if name not in _OPS:
-        raise InvalidArgumentError(f"the reduction {name} is not supported: {', '.join(_OPS)} are")
-    return _OPS[name]
+    op = _plain(getattr(opts, "reduceOp", opts) if opts is not None else dist.ReduceOp.SUM)
+    number = _OP_NUMBERS.get(op)
+    if number is None:
+        raise InvalidArgumentError(f"the reduction {op.name} is not supported: {', '.join(_OPS)} are")
+    return number
 
 
 def _region(t: torch.Tensor) -> Region:
     return t.data_ptr(), t.numel() * t.element_size()
 
 
-def _regions(tensors: list[torch.Tensor], parts: list[tuple[int, int]] | None, one: bool) -> tuple[Region, list[Region]]:
+def _regions(tensors: Tensors, parts: Parts, one: bool) -> tuple[Region, list[Region] | int]:
     """The memory of tensors: of one of them, or of one for each rank, or of parts of one for each rank."""
-    if parts is not None:
-        base = tensors[0].data_ptr()
-        return (0, 0), [(base + at, n) for at, n in parts]
-    if one:
-        return (_region(tensors[0]) if tensors else (0, 0)), []
-    return (0, 0), [_region(t) for t in tensors]
+    if one or parts:
+        region = _region(tensors[0]) if tensors else NOWHERE
+        return region, parts if isinstance(parts, int) else [(region[0] + at, n) for at, n in parts]
+    return NOWHERE, [_region(t) for t in tensors]
 
 
-def _stage(src: Tensors, dst: Tensors) -> tuple[dict[int, torch.Tensor], Finish | None]:
-    """Contiguous copies of tensors that are not contiguous, by id, and what copies results back."""
-    staged: dict[int, torch.Tensor] = {}
-    back: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for t in src:
-        if not t.is_contiguous():
+def _stage(src: Tensors, dst: Tensors) -> tuple[Tensors, Tensors, Finish | None]:
+    """Operands and results, with contiguous copies of those that are not contiguous, and what copies results back."""
+    staged: dict[int, torch.Tensor] = {}  # by id: what is both is copied once, and what is not written stays as it is
+    for t in (*src, *dst):
+        if id(t) not in staged:
             staged[id(t)] = t.contiguous()
-    for t in dst:
-        if not t.is_contiguous():
-            if id(t) not in staged:
-                staged[id(t)] = t.contiguous()  # what is not written stays as it is
-            back.append((t, staged[id(t)]))
-    if not back:
-        return staged, None
+    back = [(t, staged[id(t)]) for t in dst if staged[id(t)] is not t]
 
     def finish() -> None:
         for target, copy in back:
             target.copy_(copy)
 
-    return staged, finish
+    return [staged[id(t)] for t in src], [staged[id(t)] for t in dst], finish if back else None

@@ -1,6 +1,10 @@
 """The data plane: worlds and groups of the Go package pg, through liblarder.so.
 
 Everything that larder.pg asks of the library is here: a world, a group, and calls that are started and waited for.
+
+A small collective takes the library a few microseconds, as long as Python takes for a few objects. So a call that is waited for
+at once is one call of the library (Group.do), its arguments are packed into memory that is used again, and nothing is made for
+its end unless something was wrong.
 """
 
 from __future__ import annotations
@@ -9,17 +13,19 @@ import contextlib
 import ctypes
 import enum
 import json
+import struct
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from .. import _lib
-from ..errors import ForkError, LarderError, PeerFailedError
+from ..errors import ClosedError, ForkError, LarderError, PeerFailedError
 
 ANY = -1  # as the rank of a receive: the next message of any rank
 
 Region = tuple[int, int]  # address, bytes
+NOWHERE: Region = (0, 0)
 
 
 class Kind(enum.IntEnum):
@@ -38,20 +44,18 @@ class Kind(enum.IntEnum):
     RECV = 11
 
 
-@dataclass
-class Call:
+class Call(NamedTuple):
     """One operation. Its memory must stay where it is until it has ended."""
 
-    kind: Kind
+    kind: int
     dtype: int  # of pg/reduce
-    op: int = 0  # of pg/reduce
-    root: int = 0  # or the other rank of a send or receive
-    tag: int = 0
-    src: Region = (0, 0)
-    dst: Region = (0, 0)
-    src_parts: list[Region] = field(default_factory=list)  # by rank, in place of src
-    dst_parts: list[Region] = field(default_factory=list)
-    waits: bool = False  # the caller waits for it at once, or leaves it
+    op: int  # of pg/reduce
+    root: int  # or the other rank of a send or receive
+    tag: int
+    src: Region
+    dst: Region
+    src_parts: Sequence[Region] | int = 0  # by rank, in place of src; or into how many equal parts src is to be cut
+    dst_parts: Sequence[Region] | int = 0
 
 
 @dataclass
@@ -71,21 +75,8 @@ class _Region(ctypes.Structure):
     _fields_ = [("address", ctypes.c_void_p), ("bytes", ctypes.c_uint64)]
 
 
-class _Call(ctypes.Structure):
-    _fields_ = [
-        ("kind", ctypes.c_int32),
-        ("dtype", ctypes.c_int32),
-        ("op", ctypes.c_int32),
-        ("root", ctypes.c_int32),
-        ("tag", ctypes.c_uint64),
-        ("src", _Region),
-        ("dst", _Region),
-        ("src_parts", ctypes.POINTER(_Region)),
-        ("src_count", ctypes.c_int64),
-        ("dst_parts", ctypes.POINTER(_Region)),
-        ("dst_count", ctypes.c_int64),
-        ("waits", ctypes.c_int32),
-    ]
+_CALL = struct.Struct("@4iQPQPQPqPq")  # larder_call
+_SLICE = int(_lib.SLICE * 1e9)
 
 
 class _Result(ctypes.Structure):
@@ -94,6 +85,7 @@ class _Result(ctypes.Structure):
         ("tag", ctypes.c_uint64),
         ("bytes", ctypes.c_uint64),
         ("source", ctypes.c_int32),
+        ("lost", ctypes.c_int32),
     ]
 
 
@@ -101,28 +93,48 @@ def _ranks(words: Sequence[int]) -> list[int]:
     return [64 * i + bit for i, word in enumerate(words) if word for bit in range(64) if word >> bit & 1]
 
 
-def _packed(call: Call) -> _Call:
-    parts = [(_Region * len(p))(*p) if p else None for p in (call.src_parts, call.dst_parts)]
-    return _Call(
-        call.kind, call.dtype, call.op, call.root, call.tag, call.src, call.dst,
-        parts[0], len(call.src_parts), parts[1], len(call.dst_parts), call.waits,
-    )  # fmt: skip
+class _Memory:
+    """What one call into the library needs besides the operands: used again by later calls, of any thread."""
+
+    def __init__(self) -> None:
+        self.call = ctypes.create_string_buffer(_CALL.size)
+        self.handle = ctypes.c_uint64()
+        self.result = _Result()
+        self.at_call, self.at_handle, self.at_result = map(ctypes.addressof, (self.call, self.handle, self.result))
+
+    def pack(self, call: Call) -> Any:
+        """Write larder_call. What is returned must be kept until the library has read it."""
+        kind, dtype, op, root, tag, src, dst, src_parts, dst_parts = call
+        if isinstance(src_parts, int) and isinstance(dst_parts, int):
+            _CALL.pack_into(self.call, 0, kind, dtype, op, root, tag, *src, *dst, 0, src_parts, 0, dst_parts)
+            return None
+        lists = [None if isinstance(p, int) or not p else (_Region * len(p))(*p) for p in (src_parts, dst_parts)]
+        at = [ctypes.addressof(regions) if regions is not None else 0 for regions in lists]
+        n = [p if isinstance(p, int) else len(p) for p in (src_parts, dst_parts)]
+        _CALL.pack_into(self.call, 0, kind, dtype, op, root, tag, *src, *dst, at[0], n[0], at[1], n[1])
+        return lists
+
+
+_memory: list[_Memory] = []  # that nobody uses now
+
+
+def _some_memory() -> _Memory:
+    try:
+        return _memory.pop()  # one step, so that two threads never get the same
+    except IndexError:
+        return _Memory()
 
 
 class Pending:
     """A call that was started. Any thread may wait for it, and any number of them."""
 
-    def __init__(self, handle: int, waits: bool) -> None:
+    def __init__(self, handle: int, waits: bool = False) -> None:
         self.result: Result | None = None  # when it has ended
-        self._waits = waits
         self.error: LarderError | None = None
+        self.interruption: BaseException | None = None  # what a signal's handler raised while it was begun
         self._handle = handle
-        self._lock = threading.Lock()
-
-    def __del__(self) -> None:
-        if self.result is not None and not _lib.forked():
-            with contextlib.suppress(Exception):  # the interpreter may be ending
-                _lib.call("larder_call_free", self._handle)
+        self._waits = waits  # nobody carries it on but who waits for it
+        self._lock = threading.Lock()  # of who waits
 
     @property
     def ended(self) -> bool:
@@ -132,28 +144,41 @@ class Pending:
         """Leave a call that was to be waited for to the library's own thread."""
         if self.result is None and self._waits:
             self._waits = False
-            _lib.call("larder_call_leave", self._handle)
+            with contextlib.suppress(ClosedError):  # it has just ended
+                _lib.call("larder_call_leave", self._handle)
 
     def wait(self, limit: int) -> bool:
         """Wait for limit nanoseconds. True when it has ended, in whatever way."""
         if self.result is not None:
             return True
-        out, error = _Result(), None
+        if not self._lock.acquire(limit > 0, limit / 1e9 if limit > 0 else -1):
+            return self.ended  # another thread is at it
         try:
-            if not _lib.call("larder_call_wait", self._handle, limit, ctypes.byref(out)):
+            return self.result is not None or self._wait(limit)
+        finally:
+            self._lock.release()
+
+    def _wait(self, limit: int) -> bool:
+        memory, error = _some_memory(), None
+        try:
+            if not _lib.call("larder_call_wait", self._handle, limit, memory.at_result):
+                _memory.append(memory)
                 return False
         except ForkError:
             raise
         except LarderError as e:
             error = e
-        with self._lock:
-            if self.result is None:  # else another thread was there first
-                failed = _ranks(out.failed)
-                if isinstance(error, PeerFailedError):
-                    error.ranks = tuple(failed)
-                self.error = error
-                self.result = Result(failed, out.source, out.tag, out.bytes)
+        self.end(memory.result, error)
+        _memory.append(memory)
         return True
+
+    def end(self, out: _Result, error: LarderError | None) -> None:
+        """Note how it has ended."""
+        failed = _ranks(out.failed) if out.lost else []
+        if isinstance(error, PeerFailedError):
+            error.ranks = tuple(failed)
+        self.error = error
+        self.result = Result(failed, out.source, out.tag, out.bytes)
 
 
 class Group:
@@ -203,7 +228,38 @@ class Group:
 
     def start(self, call: Call) -> Pending:
         """Begin a call, any number of them. Collectives of a group run in the order of their beginnings."""
-        return Pending(_lib.started("larder_call_start", self._handle, ctypes.byref(_packed(call))), call.waits)
+        memory = _some_memory()
+        kept = memory.pack(call)
+        _lib.call("larder_call_start", self._handle, memory.at_call, memory.at_handle)
+        del kept
+        pending = Pending(memory.handle.value)
+        _memory.append(memory)
+        return pending
+
+    def do(self, call: Call) -> Pending | None:
+        """Make a call and wait for it, for a slice: the caller is to wait for what is returned, or to leave it. None says that it has
+        ended as it should, and that no rank was lost. What interrupts it is returned, too: its memory is used until it has ended."""
+        memory = _some_memory()
+        memory.result.lost = 0  # of a call that does not begin
+        error: LarderError | None = None
+        pending: Pending | None = None
+        try:
+            kept = memory.pack(call)
+            if not _lib.call("larder_call_do", self._handle, memory.at_call, _SLICE, memory.at_handle, memory.at_result):
+                pending = Pending(memory.handle.value, True)
+            del kept
+        except LarderError as e:
+            error = e
+        except BaseException as e:
+            if not memory.handle.value:
+                raise
+            pending = Pending(memory.handle.value, True)
+            pending.interruption = e
+        if pending is None and (error is not None or memory.result.lost):
+            pending = Pending(0)
+            pending.end(memory.result, error)
+        _memory.append(memory)
+        return pending
 
     def close(self) -> None:
         handle, self._handle = self._handle, 0
