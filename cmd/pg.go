@@ -42,9 +42,15 @@ type pgBench struct {
 	DType      string       `name:"datatype" short:"d" default:"float32" help:"float32 (the default), bfloat16, int8 and so on, or all."`
 	Op         string       `short:"o" default:"sum" help:"sum (the default), prod, min, max, avg, band, bor, bxor, or all."`
 	Root       int          `short:"r" default:"0" help:"Root of broadcasts and the like; -1: each in turn (default 0)."`
+	Device     string       `default:"cpu" enum:"cpu" help:"cpu, the only one here; python -m larder.pg.bench has cuda, too (default cpu)."`
+	CPUTime    bool         `name:"report_cputime" short:"C" help:"Time until operations are queued on a GPU: without one the same as without it."`
+	Timestamps bool         `name:"report_timestamps" short:"S" help:"End rows with the time of day."`
+	Threads    int          `name:"nthreads" short:"t" default:"1" help:"Threads of a rank: 1, for which the others are ranks (default 1)."`
+	OutputFile string       `name:"output_file" short:"J" placeholder:"FILE" help:"Refused, as by pgbench: --json prints JSON."`
+	Percentile bool         `name:"percentiles" short:"p" help:"A column for the 99th percentile beside that for the median."`
 	Hosts      int          `default:"1" help:"Have the ranks behave as if they were on so many hosts: between those they use TCP (default 1)."`
 	Transports []string     `help:"Transports, in order of preference: shm, unix, tcp (default: all)."`
-	JSON       bool         `short:"J" help:"Print JSON."`
+	JSON       bool         `help:"Print JSON."`
 
 	RankOf string `hidden:"" env:"LARDER_PG_BENCH_RANK" json:"-" help:"Be a rank: a benchRank."`
 }
@@ -71,15 +77,24 @@ func (c *pgBench) Run(e *env) error {
 	return c.launch(e)
 }
 
+// benchNames are other names for collectives: pgbench's all_gather_base differs from all_gather in Python alone.
+var benchNames = strings.NewReplacer("all_to_all", "alltoall", "all_gather_base", "all_gather")
+
 // config is what the flags ask for.
 func (c *pgBench) config() (cfg pgbench.Config, err error) {
 	cfg = pgbench.Config{
-		Collective: strings.ReplaceAll(c.Collective, "all_to_all", "alltoall"), Min: int(c.MinBytes), Max: int(c.MaxBytes),
+		Collective: benchNames.Replace(c.Collective), Min: int(c.MinBytes), Max: int(c.MaxBytes),
 		Step: int(c.StepBytes), Factor: c.StepFactor, Iterations: c.Iters, Warmup: c.Warmup, Aggregate: c.Aggregate,
 		Check: c.Check, Average: c.Average, Root: c.Root,
 	}
 	if c.Ranks < 1 || c.Ranks > maxBenchRanks || c.Hosts < 1 || c.Hosts > c.Ranks {
 		return cfg, fmt.Errorf("%d ranks on %d hosts: 1 to %d ranks, one on each host at least", c.Ranks, c.Hosts, maxBenchRanks)
+	}
+	if c.OutputFile != "" {
+		return cfg, errors.New("-J: pgbench has it and refuses it; --json prints JSON, to be redirected to a file")
+	}
+	if c.Threads != 1 {
+		return cfg, fmt.Errorf("%d threads: a rank is a process with one, -g says how many there are", c.Threads)
 	}
 	if cfg.DTypes, err = pgbench.ParseDTypes(c.DType); err != nil {
 		return cfg, err //nolint:wrapcheck // says all
@@ -142,16 +157,17 @@ func (c *pgBench) launch(e *env) (err error) {
 func (c *pgBench) print(e *env, from io.Reader) error {
 	lines := bufio.NewScanner(from)
 	var rows []pgbench.Row
+	table := pgbench.Table{CPUTime: c.CPUTime, Percentiles: c.Percentile, Timestamps: c.Timestamps}
 	for lines.Scan() {
 		var row pgbench.Row
 		if err := json.Unmarshal(lines.Bytes(), &row); err != nil {
 			return fmt.Errorf("pg bench: rank 0 said %.60q: %w", lines.Text(), err)
 		}
 		if !c.JSON && len(rows) == 0 {
-			fmt.Fprintf(e.stdout, "# %s, larder-cpu, %d ranks on %d hosts\n%s", c.Collective, c.Ranks, c.Hosts, pgbench.Heading)
+			fmt.Fprintf(e.stdout, "# %s, larder-cpu, %d ranks on %d hosts\n%s", c.Collective, c.Ranks, c.Hosts, table.Heading())
 		}
 		if !c.JSON {
-			fmt.Fprint(e.stdout, row)
+			fmt.Fprint(e.stdout, table.Line(row))
 		}
 		rows = append(rows, row)
 	}

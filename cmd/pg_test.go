@@ -18,7 +18,7 @@ func TestPGBench(t *testing.T) {
 			var out bytes.Buffer
 			var errs output // of all ranks
 			code := run(t.Context(), []string{
-				"pg", "bench", "--collective", collective, "-g", "3", "-b", "8", "-e", "64K", "-f", "64", "-n", "3", "-a", "3", "-J",
+				"pg", "bench", "--collective", collective, "-g", "3", "-b", "8", "-e", "64K", "-f", "64", "-n", "3", "-a", "3", "--json",
 			}, &out, &errs)
 			require.Zero(t, code, errs.String())
 			var rows []pgbench.Row
@@ -36,10 +36,10 @@ func TestPGBench(t *testing.T) {
 func TestPGBenchOverHosts(t *testing.T) {
 	var out bytes.Buffer
 	var errs output
-	code := run(t.Context(), []string{"pg", "bench", "-g", "3", "--hosts", "2", "-b", "4K", "-e", "4K", "-d", "all", "-o", "all", "-n", "1"}, &out, &errs)
+	code := run(t.Context(), []string{"pg", "bench", "-g", "3", "--hosts", "2", "-b", "4K", "-e", "4K", "-d", "all", "-o", "all", "-n", "1", "-S", "-p"}, &out, &errs)
 	require.Zero(t, code, errs.String())
-	for _, dtype := range []string{"bfloat16", "int8", "float64"} {
-		require.Contains(t, out.String(), dtype)
+	for _, column := range []string{"bfloat16", "int8", "float64", "p99", "timestamp"} {
+		require.Contains(t, out.String(), column)
 	}
 }
 
@@ -51,6 +51,8 @@ func TestPGBenchRefuses(t *testing.T) {
 		"-dint7":           "int7",
 		"-r5":              "root 5",
 		"-n0":              "0 iterations",
+		"-t2":              "a rank is a process",
+		"-Jfile":           "--json",
 	} {
 		var out, errs bytes.Buffer
 		require.Equal(t, exitUsage, run(t.Context(), []string{"pg", "bench", flags}, &out, &errs), flags)

@@ -18,16 +18,17 @@ import torch.distributed as dist
 
 import larder.pg  # noqa: F401 - registers the backends
 
-from .bench import _bytes, meet, run_ranks
+from .bench import _DTYPES, _ON_CPU, _bytes, _synchronize, meet, run_ranks
 
 
 def _parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m larder.pg.p2p_bench", description=(__doc__ or "").split("::")[0])
     p.add_argument("--backend", default="larder-cpu")
     p.add_argument("--compare", help="another backend to measure beside it: gloo")
-    p.add_argument("-g", "--ranks", type=int, default=2, help="processes (default 2)")
-    p.add_argument("--dtype", default="float32", help="as torch names it (default float32)")
-    p.add_argument("--tensor-bytes", type=_bytes, default=32 << 20, help="bytes of a message (default 32M)")
+    p.add_argument("--device", choices=["cpu", "cuda"], help="where tensors are (default: where the backend has them)")
+    p.add_argument("-g", "--ngpus", "--ranks", dest="ranks", type=int, default=2, help="processes (default 2)")
+    p.add_argument("--dtype", "--datatype", default="float32", help="as torch or nccl-tests name it (default float32)")
+    p.add_argument("--tensor-bytes", "--tensor_bytes", type=_bytes, default=32 << 20, help="bytes of a message (default 32M)")
     p.add_argument("-k", type=int, default=1, help="ranks that each sends to (default 1)")
     p.add_argument("-w", "--warmup", type=int, default=10, help="rounds before those that are measured (default 10)")
     p.add_argument("-n", "--iters", type=int, default=50, help="rounds (default 50)")
@@ -43,10 +44,10 @@ class _Round:
     def __init__(self, a: argparse.Namespace, group: Any) -> None:
         self.group, self.k = group, a.k
         self.n, self.rank = dist.get_world_size(), dist.get_rank()
-        dtype = getattr(torch, a.dtype)
+        dtype, device = getattr(torch, a.dtype), a.device
         count = max(1, a.tensor_bytes // torch.empty((), dtype=dtype).element_size())
-        self.out = [torch.full((count,), self.rank + 1, dtype=dtype) for _ in range(a.k)]
-        self.into = [torch.zeros(count, dtype=dtype) for _ in range(a.k)]
+        self.out = [torch.full((count,), self.rank + 1, dtype=dtype, device=device) for _ in range(a.k)]
+        self.into = [torch.zeros(count, dtype=dtype, device=device) for _ in range(a.k)]
         self.bytes = count * self.out[0].element_size()
 
     def run(self) -> None:
@@ -64,15 +65,16 @@ class _Round:
 def _measure(a: argparse.Namespace, group: Any) -> str:
     r = _Round(a, group)
     r.run()
-    wrong = torch.tensor([r.wrong() if a.check else 0])
+    wrong = torch.tensor([r.wrong() if a.check else 0], device=a.device)
     dist.all_reduce(wrong)
     for _ in range(a.warmup):
         r.run()
     dist.barrier()
-    times = torch.empty(a.iters, dtype=torch.float64)
+    times = torch.empty(a.iters, dtype=torch.float64, device=a.device)
     for i in range(a.iters):
         began = time.perf_counter()
         r.run()
+        _synchronize(a)
         times[i] = time.perf_counter() - began
     everybody = [torch.empty_like(times) for _ in range(r.n)]
     dist.all_gather(everybody, times)
@@ -100,6 +102,12 @@ def main() -> int:
     """Run the ranks. Returns how many of them have failed."""
     parser = _parser()
     a = parser.parse_args()
+    a.dtype = _DTYPES.get(a.dtype, a.dtype)
+    a.device = a.device or ("cpu" if a.backend in _ON_CPU else "cuda")
+    if not isinstance(getattr(torch, a.dtype, None), torch.dtype):
+        parser.error(f"--dtype {a.dtype}: this torch has no such dtype")
+    if a.device == "cuda" and (a.backend in _ON_CPU or a.compare in _ON_CPU or not torch.cuda.is_available()):
+        parser.error("--device cuda: it takes a GPU, and backends for it, as larder and nccl")
     if not 1 <= a.k < a.ranks:
         parser.error(f"-k {a.k} of {a.ranks} ranks: 1 to {a.ranks - 1}")
     if a.iters < 1 or a.warmup < 0:
