@@ -138,6 +138,41 @@ def interrupted(after):
     assert total(1) == size()
 
 
+def messages_that_nobody_sends():
+    """A receive that waits for longer than set_p2p_timeout_us says, and gets its message all the same."""
+    t = torch.zeros(4)
+    if rank() == 0:
+        pg.set_p2p_timeout_us(200_000)
+        try:
+            work = dist.irecv(t, 1)
+            try:
+                work.wait()
+            except larder.TimedOutError:
+                assert not pg.get_local_success(work)
+            else:
+                raise AssertionError("nobody has sent yet")
+            dist.barrier()
+            assert work.wait(timedelta(seconds=60)) and pg.get_local_success(work)
+            same(t, torch.ones(4))
+        finally:
+            pg._registry.settings.p2p_timeout = None
+    else:
+        dist.barrier()
+        if rank() == 1:
+            dist.send(torch.ones(4), 0)
+
+
+def parameters_that_are_not_contiguous():
+    p = torch.nn.Parameter(torch.ones(4, 2))
+    dist.all_reduce(p.t())
+    same(p.detach(), torch.full((4, 2), float(size())))
+    with torch.inference_mode():
+        t = torch.ones(8)
+        work = dist.all_reduce(t[::2], async_op=True)
+    work.wait()  # in another mode
+    same(t[::2].clone(), torch.full((4,), float(size())))
+
+
 def total_of(tensor):
     dist.all_reduce(tensor)
     return tensor

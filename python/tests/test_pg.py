@@ -37,6 +37,9 @@ class Collectives(RanksCase):
     def test_tensors_that_are_not_contiguous(self):
         self.ranks.each(cases.all_reduce_not_contiguous)
 
+    def test_parameters_and_inference_tensors(self):
+        self.ranks.each(cases.parameters_that_are_not_contiguous)
+
     def test_roots(self):
         for case in (cases.broadcast, cases.reduce, cases.gather, cases.scatter):
             for root in (0, 3):
@@ -76,6 +79,9 @@ class PointToPoint(RanksCase):
         for elements in (1, 1000, 300_000):
             with self.subTest(elements=elements):
                 self.ranks.each(cases.messages_in_order, 4, elements)
+
+    def test_waiting_for_messages_ends_when_it_was_limited(self):
+        self.ranks.each(cases.messages_that_nobody_sends)
 
     def test_tags(self):
         self.ranks.each(cases.tags)

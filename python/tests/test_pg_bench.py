@@ -30,7 +30,8 @@ class Benchmarks(unittest.TestCase):
         return [line.split() for line in made.stdout.splitlines() if line and not line.startswith("#")]
 
     def test_collectives_beside_gloo(self):
-        rows = self.rows("larder.pg.bench", "-g", "2", "-b", "8", "-e", "4K", "-f", "512", "-n", "3", "--compare", "gloo", "-p", "-S", "-o", "avg")
+        sizes = ("-b", "8", "-e", "4K", "-f", "512", "-n", "3")
+        rows = self.rows("larder.pg.bench", "-g", "2", *sizes, "--compare", "gloo", "-p", "-S", "-o", "avg")
         self.assertEqual([(r[0], r[1]) for r in rows], [(name, size) for size in ("8", "4096") for name in ("larder-cpu", "gloo")])
         for row in rows:
             self.assertEqual(len(row), 6 + 2 * 6 + 2, row)  # with percentiles and the time

@@ -163,18 +163,21 @@ def _seconds(microseconds: int, what: str) -> float:
 
 
 def set_collective_timeout_us(microseconds: int) -> None:
-    """How long a collective may make no progress until its ranks are asked whether they live. Ranks that are only late are
-    waited for. For groups that are made later."""
+    """How long a collective may make no progress until its ranks are asked whether they live, 10 s if nothing is said. Ranks that
+    are only late are waited for. It holds from the next init_process_group on."""
     settings.collective_timeout = _seconds(microseconds, "set_collective_timeout_us")
 
 
 def set_p2p_timeout_us(microseconds: int) -> None:
-    """Accepted for programs that set it: a send or receive ends when its peer is known to be dead, at once as a rule."""
+    """How long waiting for a send or receive that begins later may take if wait is not told: then wait raises TimedOutError, or
+    returns False in Mooncake's groups, get_local_success is False, and the message goes on. If nothing is said it waits for as long
+    as the peer lives. It ends at once when the peer is known to be dead, as it does in any case."""
     settings.p2p_timeout = _seconds(microseconds, "set_p2p_timeout_us")
 
 
 def set_fault_reconciliation_window_us(microseconds: int) -> None:
-    """Accepted for programs that set it: failures are reconciled when all that are left have reported, 500 ms at most."""
+    """Accepted for programs that set it, and without an effect: there is no window of a fixed length here. Failures are reconciled
+    when all that are left have reported, 500 ms after the last report at most."""
     settings.reconciliation_window = _seconds(microseconds, "set_fault_reconciliation_window_us")
 
 

@@ -24,8 +24,9 @@ def install_compat() -> None:
 
     Importing larder.pg does it if LARDER_PG_COMPAT=mooncake is set. It is refused where the real mooncake.pg is installed.
     Groups of these backends tell of failures as Mooncake's do: waiting does not raise, get_failed_ranks_hint and
-    get_local_success tell. MOONCAKE_PG_AUTO_DEACTIVATE_ON_FAILURE and MOONCAKE_PG_AUTO_SYNC_ON_FAILURE are honoured;
-    MOONCAKE_P2P_POOL_SIZE and MOONCAKE_P2P_CHUNK_SIZE need not be: there are no such pools here.
+    get_local_success tell. MOONCAKE_PG_AUTO_DEACTIVATE_ON_FAILURE and MOONCAKE_PG_AUTO_SYNC_ON_FAILURE are honoured. Those of
+    MOONCAKE_P2P_POOL_SIZE and MOONCAKE_P2P_CHUNK_SIZE have nothing to set: Mooncake's messages go through pools of registered
+    chunks that all groups share, larder's through a ring of their pair, straight from the one's buffer and into the other's.
     """
     from . import _registry
 

@@ -10,9 +10,14 @@ given after wait(). A lane is a thread and a stream for each group and device. F
 
 Work.wait blocks until 4 and has the current stream wait for the event, so that kernels of the caller's that come later see the
 result, and the host does not wait for the last copies. Tensors are marked as used by the lane's stream, so that the caching
-allocator does not give their memory away under a copy. Sends and receives are begun in the lane's order too, but end in threads
+allocator does not give their memory away under a copy; pinned memory needs no mark, since its allocator notes the streams of
+copies itself. Copies are made in inference mode: the lane's thread does not have the caller's mode, in which parameters and
+inference tensors may not be written. Sends and receives are begun in the lane's order too, but end in threads
 of their own: a receive that waits for its peer must not keep a send from going out.
 """
+
+# mypy: disable-error-code="no-untyped-call"
+# (torch's events and streams have no types)
 
 from __future__ import annotations
 
@@ -40,9 +45,10 @@ class CudaWork(Work):
     """An operation of a lane."""
 
     def __init__(
-        self, group: ProcessGroup, lane: Lane, make: MakeCall, src: Sequence[torch.Tensor], dst: Sequence[torch.Tensor]
-    ) -> None:
-        super().__init__(group, None, list(dst) or list(src))
+        self, group: ProcessGroup, lane: Lane, make: MakeCall, src: Sequence[torch.Tensor], dst: Sequence[torch.Tensor],
+        patience: float | None,
+    ) -> None:  # fmt: skip
+        super().__init__(group, None, list(dst) or list(src), None, patience)
         self._lane = lane
         self._make = make
         self._src, self._dst = list(src), list(dst)
@@ -78,17 +84,12 @@ class CudaWork(Work):
     def begin(self) -> Pending:
         """Steps 1 to 3, up to where the library is at work."""
         stream = self._lane.stream
-        with torch.cuda.stream(stream):
+        with torch.inference_mode(), torch.cuda.stream(stream):
             stream.wait_event(self._ready)
-            for t in self._src:
-                host = self._pinned(t)
-                if t.device.type != "cpu":
-                    t.record_stream(stream)
-                host.copy_(t, non_blocking=True)
-            for t in self._dst:
+            for t in (*self._src, *self._dst):  # of results, too: parts of ranks that are not active stay as they are
                 if id(t) not in self._host:
-                    host = self._pinned(t)
-                    host.copy_(t, non_blocking=True)  # parts of ranks that are not active stay as they are
+                    t.record_stream(stream)
+                    self._pinned(t).copy_(t, non_blocking=True)
             read = torch.cuda.Event()
             read.record(stream)
         read.synchronize()
@@ -101,20 +102,24 @@ class CudaWork(Work):
                 self._take(pending)
             self._error = self._error or error
             if self._error is None:
-                stream = self._lane.stream
-                with torch.cuda.stream(stream):
-                    for t in self._dst:
-                        t.record_stream(stream)
-                        t.copy_(self._host[id(t)], non_blocking=True)
-                    copied = torch.cuda.Event()
-                    copied.record(stream)
-                self._copied = copied
+                self._copied = self._copy_back()
+        except Exception as e:  # of CUDA: whoever waits must hear of it, and not take what is there for the result
+            self._error = LarderError(f"copying results to {self._lane.device}: {e}")
         finally:
             self._host = {}
             self._src, self._dst = [], []
             self._ended = True
             self._over.set()
             self._group.ended(self)
+
+    def _copy_back(self) -> torch.cuda.Event:
+        stream = self._lane.stream
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            for t in self._dst:
+                t.copy_(self._host[id(t)], non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record(stream)
+        return copied
 
     def _pinned(self, t: torch.Tensor) -> torch.Tensor:
         host = torch.empty(t.shape, dtype=t.dtype, device="cpu", pin_memory=True)
@@ -137,10 +142,12 @@ class Lane:
 
     def start(self, make: MakeCall, src: Sequence[torch.Tensor], dst: Sequence[torch.Tensor], single: bool) -> CudaWork:
         """Queue an operation. single says that it is a send or a receive."""
+        if torch.cuda.is_current_stream_capturing():
+            raise LarderError("an operation goes through the host, and cannot be part of a CUDA graph: leave it out of the capture")
         for t in (*src, *dst):
             if t.device != self.device:
                 raise LarderError(f"tensors on {t.device} and {self.device} in one operation: have all of them on one device")
-        work = CudaWork(self._group, self, make, src, dst)
+        work = CudaWork(self._group, self, make, src, dst, self._group.patience() if single else None)
         with self._idle:
             self._queued += 1
         self._queue.put((work, single))
@@ -192,7 +199,7 @@ class Lane:
     def _see_through(self, work: CudaWork, pending: Pending) -> None:
         try:
             _lib.wait(pending.wait, None)
+        except LarderError as e:
+            work.finish(None, e)
+        else:
             work.finish(pending, None)
-        except Exception as e:
-            if not work._over.is_set():
-                work.finish(None, e if isinstance(e, LarderError) else LarderError(str(e)))

@@ -37,6 +37,9 @@ names; calls of C++ (DistributedDataParallel, functional collectives) only those
 pg.broadcast(t, 0). 1.13's init_process_group ends with a barrier on the store that counts processes (_torch1.py).
 """
 
+# mypy: disable-error-code="override, assignment"
+# (torch's stubs have one generation's signatures, and these are for both)
+
 from __future__ import annotations
 
 import collections
@@ -92,14 +95,16 @@ class ProcessGroup(TorchProcessGroup):
     """A process group of larder's. Use it through torch.distributed and larder.pg."""
 
     def __init__(
-        self, group: _native.Group, rank: int, size: int, options: BackendOptions, backend: str, name: str, left: Callable[[], None]
-    ) -> None:
+        self, group: _native.Group, rank: int, size: int, options: BackendOptions, backend: str, name: str, left: Callable[[], None],
+        patience: Callable[[], float | None],
+    ) -> None:  # fmt: skip
         super().__init__(rank, size)
         self.native = group
         self.options = options
         self.completer = Completer(name)
         self.closed = False
         self._left = left  # is called when it has been left
+        self.patience = patience  # how long a message begun now may be waited for, in seconds
         self._backend = backend
         self._name = name
         self._desc = ""
@@ -109,9 +114,8 @@ class ProcessGroup(TorchProcessGroup):
         self._lanes: dict[torch.device, Lane] = {}
         self._done = Work.done(self)  # what was waited for as it was called, and is as it should be
         self._coalesced: list[Work] | None = None
-        self.active_ranks = options.active_ranks
-        if self.active_ranks is None:
-            self.active_ranks = torch.zeros(group.capacity(), dtype=torch.int32)
+        mirror = options.active_ranks
+        self.active_ranks = mirror if mirror is not None else torch.zeros(group.capacity(), dtype=torch.int32)
         self.refresh()
         _open_groups.add(self)
 
@@ -340,11 +344,12 @@ class ProcessGroup(TorchProcessGroup):
             to, parts = _regions(dst, dst_parts, whole or kind in _ONE_DST)
             return Call(kind, dtype, op, root, tag, one, to, its_parts, parts)
 
-        if device is not None:
-            return self._running_work(self._lane(device).start(call, src, dst, kind in _SINGLE))
         if self._lanes and kind not in _SINGLE:
             for lane in self._lanes.values():
-                lane.drain()  # collectives run in the same order everywhere
+                if lane.device != device:
+                    lane.drain()  # collectives run in the same order everywhere
+        if device is not None:
+            return self._running_work(self._lane(device).start(call, src, dst, kind in _SINGLE))
         finish: Finish | None = None
         operands, results = src, dst
         if not contiguous:
@@ -358,7 +363,7 @@ class ProcessGroup(TorchProcessGroup):
                     finish()
                 return self._done
             pending = begun
-        work = Work(self, pending, list(dst) or list(src), finish)
+        work = Work(self, pending, list(dst) or list(src), finish, self.patience() if kind in _SINGLE else None)
         work.kept = (src, operands, results)
         self._running_work(work)
         if pending.interruption is not None:
@@ -400,9 +405,8 @@ class ProcessGroup(TorchProcessGroup):
 
     def refresh(self) -> None:
         """Have the mirror of the active ranks show what is in force now."""
-        if self.active_ranks is not None:
-            active = set(self.native.active())
-            self.active_ranks.copy_(torch.tensor([int(r in active) for r in range(len(self.active_ranks))], dtype=torch.int32))
+        active = set(self.native.active())
+        self.active_ranks.copy_(torch.tensor([int(r in active) for r in range(len(self.active_ranks))], dtype=torch.int32))
 
     # Checks.
 
@@ -504,13 +508,15 @@ def _regions(tensors: Tensors, parts: Parts, one: bool) -> tuple[Region, list[Re
 def _stage(src: Tensors, dst: Tensors) -> tuple[Tensors, Tensors, Finish | None]:
     """Operands and results, with contiguous copies of those that are not contiguous, and what copies results back."""
     staged: dict[int, torch.Tensor] = {}  # by id: what is both is copied once, and what is not written stays as it is
-    for t in (*src, *dst):
-        if id(t) not in staged:
-            staged[id(t)] = t.contiguous()
+    with torch.inference_mode():  # as backends in C++ do, which write parameters, too
+        for t in (*src, *dst):
+            if id(t) not in staged:
+                staged[id(t)] = t.contiguous()
     back = [(t, staged[id(t)]) for t in dst if staged[id(t)] is not t]
 
     def finish() -> None:
-        for target, copy in back:
-            target.copy_(copy)
+        with torch.inference_mode():
+            for target, copy in back:
+                target.copy_(copy)
 
     return [staged[id(t)] for t in src], [staged[id(t)] for t in dst], finish if back else None

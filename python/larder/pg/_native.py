@@ -108,7 +108,11 @@ class _Memory:
         if isinstance(src_parts, int) and isinstance(dst_parts, int):
             _CALL.pack_into(self.call, 0, kind, dtype, op, root, tag, *src, *dst, 0, src_parts, 0, dst_parts)
             return None
-        lists = [None if isinstance(p, int) or not p else (_Region * len(p))(*p) for p in (src_parts, dst_parts)]
+        lists: list[Any] = [None, None]
+        for i, p in enumerate((src_parts, dst_parts)):
+            if not isinstance(p, int) and p:
+                regions: Any = _Region * len(p)
+                lists[i] = regions(*p)
         at = [ctypes.addressof(regions) if regions is not None else 0 for regions in lists]
         n = [p if isinstance(p, int) else len(p) for p in (src_parts, dst_parts)]
         _CALL.pack_into(self.call, 0, kind, dtype, op, root, tag, *src, *dst, at[0], n[0], at[1], n[1])
@@ -174,7 +178,7 @@ class Pending:
 
     def end(self, out: _Result, error: LarderError | None) -> None:
         """Note how it has ended."""
-        failed = _ranks(out.failed) if out.lost else []
+        failed = _ranks([int(word) for word in out.failed]) if out.lost else []
         if isinstance(error, PeerFailedError):
             error.ranks = tuple(failed)
         self.error = error
@@ -206,7 +210,7 @@ class Group:
     def active(self) -> list[int]:
         words = (ctypes.c_uint64 * _MASK_WORDS)()
         _lib.call("larder_group_active", self._handle, words)
-        return _ranks(words)
+        return _ranks([int(word) for word in words])
 
     def peer_state(self, ranks: Sequence[int]) -> list[bool]:
         states = (ctypes.c_uint8 * len(ranks))()

@@ -44,7 +44,7 @@ class Settings:
     nics: list[str] = field(default_factory=list)
     engine: TransferEngine | None = None
     collective_timeout: float = 10.0  # without progress, until ranks are asked whether they live
-    p2p_timeout: float = 10.0
+    p2p_timeout: float | None = None  # of a send or receive whose peer is late; None waits for it
     reconciliation_window: float = 0.5
 
 
@@ -167,7 +167,7 @@ def create(backend: str, defaults: Callable[[], BackendOptions]) -> Callable[[An
                 "failures": options.failures, "retry": options.retry, "timeout": opts.timeout.total_seconds(),
             }  # fmt: skip
         )
-        return ProcessGroup(group, rank, size, options, backend, name, leave_job)
+        return ProcessGroup(group, rank, size, options, backend, name, leave_job, lambda: settings.p2p_timeout)
 
     return creator
 

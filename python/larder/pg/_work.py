@@ -27,8 +27,12 @@ class Work(TorchWork):
     Nobody runs it but who waits for it, or the library's own thread when nobody does. Tensors are kept until it has ended.
     """
 
-    def __init__(self, group: ProcessGroup, pending: Pending | None, tensors: list[torch.Tensor], finish: Finish | None = None) -> None:
+    def __init__(
+        self, group: ProcessGroup, pending: Pending | None, tensors: list[torch.Tensor], finish: Finish | None = None,
+        patience: float | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
+        self._patience = patience  # how long to wait if nobody says it, in seconds
         self._group = group
         self._pending: Pending | None = pending
         self._tensors: list[torch.Tensor] = tensors
@@ -53,9 +57,10 @@ class Work(TorchWork):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until it has ended, and raise what it has failed with."""
         seconds = timeout.total_seconds() if timeout is not None else 0.0
-        if not self._join(seconds if seconds > 0 else None):
+        limit = seconds if seconds > 0 else self._patience
+        if not self._join(limit):
             if self._group.options.raise_on_failure:
-                raise TimedOutError(f"the operation has not ended after {seconds} s and goes on: wait for it again")
+                raise TimedOutError(f"the operation has not ended after {limit} s and goes on: wait for it again")
             return False
         self._settle()
         return True
@@ -96,13 +101,12 @@ class Work(TorchWork):
 
     def failed_ranks(self) -> list[int]:
         """The ranks whose failure it has noticed."""
-        self._join(None)
+        self._join(self._patience)
         return self._failed
 
     def succeeded(self) -> bool:
         """Whether it has ended without any failure at all."""
-        self._join(None)
-        return self._error is None and not self._failed
+        return self._join(self._patience) and self._error is None and not self._failed
 
     def capacity(self) -> int:
         """How many ranks the group has room for."""
@@ -171,7 +175,7 @@ class Work(TorchWork):
         try:
             self._settle()
         except LarderError as e:
-            future.set_exception(e)  # type: ignore[no-untyped-call]
+            future.set_exception(e)
         else:
             future.set_result(self._tensors)
 

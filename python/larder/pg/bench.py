@@ -278,9 +278,13 @@ def _synchronize(a: argparse.Namespace) -> None:
         torch.cuda.synchronize()
 
 
+# torch's stubs do not export it.
+_TCPStore: Any = getattr(dist, "TCPStore")  # noqa: B009
+
+
 def run_ranks(target: Callable[..., None], a: argparse.Namespace, address: str = "127.0.0.1", port: int = 0) -> int:
     """Run target(rank, a, address, port) in a process for each of a.ranks, which meet at that port. Returns how many have failed."""
-    store = dist.TCPStore(address, port, None, True, wait_for_workers=False)
+    store = _TCPStore(address, port, None, True, wait_for_workers=False)
     context = multiprocessing.get_context("spawn")
     ranks = [context.Process(target=target, args=(r, a, address, store.port)) for r in range(a.ranks)]
     for process in ranks:
@@ -292,27 +296,32 @@ def run_ranks(target: Callable[..., None], a: argparse.Namespace, address: str =
 
 def meet(rank: int, a: argparse.Namespace, address: str, port: int) -> dict[str, Any]:
     """The groups of all ranks, of a.backend and what it is compared with, by the backends' names."""
-    store = dist.TCPStore(address, port, None, False, timeout=timedelta(seconds=60))
+    store = _TCPStore(address, port, None, False, timeout=timedelta(seconds=60))
     torch.set_num_threads(1)
     if a.device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group(a.backend, store=store, rank=rank, world_size=a.ranks)
-    groups = {a.backend: dist.group.WORLD}
+    groups: dict[str, Any] = {a.backend: dist.group.WORLD}
     if a.compare:
         groups[a.compare] = dist.new_group(list(range(a.ranks)), backend=a.compare)
     return groups
 
 
 def _heading(a: argparse.Namespace) -> str:
-    percentiles = f"{'p50':>10}{'p99':>10}" if a.percentiles else ""
-    columns = f"{'cputime' if a.report_cputime else 'time':>10}{percentiles}{'algbw':>9}{'busbw':>9}{'#wrong':>8}"
-    units = "".join(f"{unit:>{width}}" for unit, width in [("(us)", 10)] * (3 if a.percentiles else 1) + [("(GB/s)", 9)] * 2 + [("", 8)])
+    columns = [("cputime" if a.report_cputime else "time", "(us)", 10)]
+    if a.percentiles:
+        columns += [("p50", "(us)", 10), ("p99", "(us)", 10)]
+    columns += [("algbw", "(GB/s)", 9), ("busbw", "(GB/s)", 9), ("#wrong", "", 8)]
+    names, units = ("".join(f"{column[i]:>{column[2]}}" for column in columns) for i in (0, 1))
     left = f"{'backend':>10}{'size':>12}{'count':>12}{'type':>10}{'redop':>6}{'root':>6}"
-    wide = len(columns)
-    return (
-        f"# {a.collective} of {a.ranks} ranks, torch {torch.__version__}\n#\n# {'':{len(left)}}{'out of place':^{wide}}{'in place':^{wide}}\n"
-        f"# {left}{columns}{columns}{'timestamp' if a.report_timestamps else '':>21}\n# {'':>10}{'(B)':>12}{'(elements)':>12}{'':22}{units}{units}"
-    )
+    when = f"{'timestamp':>21}" if a.report_timestamps else ""
+    return "\n".join([
+        f"# {a.collective} of {a.ranks} ranks, torch {torch.__version__}",
+        "#",
+        f"# {'':{len(left)}}{'out of place':^{len(names)}}{'in place':^{len(names)}}".rstrip(),
+        f"# {left}{names}{names}{when}",
+        f"# {'':>10}{'(B)':>12}{'(elements)':>12}{'':22}{units}{units}".rstrip(),
+    ])  # fmt: skip
 
 
 def _row(a: argparse.Namespace, row: dict[str, Any]) -> str:
@@ -332,8 +341,8 @@ def _rank(rank: int, a: argparse.Namespace, address: str, port: int) -> None:
     for case, (name, group) in itertools.product(_cases(a), groups.items()):
         halves = [_Bench(a, case, group, name in _AVERAGES, in_place) for in_place in (False, True)]
         row = {
-            "backend": name, "size": halves[0].bytes, "count": halves[0].count * (a.ranks if a.collective in _PARTS else 1), "type": case.dtype,
-            "redop": case.op, "root": case.root,
+            "backend": name, "size": halves[0].bytes, "count": halves[0].count * (a.ranks if a.collective in _PARTS else 1),
+            "type": case.dtype, "redop": case.op, "root": case.root,
             "out_of_place": _measure(halves[0], a), "in_place": _measure(halves[1], a),
         }  # fmt: skip
         rows.append(row)
