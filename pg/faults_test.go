@@ -18,9 +18,21 @@ import (
 
 // What may go wrong with ranks of this process: their connections end as they do when they die, or a gate cuts them off.
 
-// crash ends the connections of a world, as its death does. What it has written into the store stays until its lease is over.
+var errCrashed = errors.New("this rank has crashed")
+
+// crash stops a world and ends its connections, as its death does. What it has written into the store stays until its lease is over.
 func (j *job) crash(rank int) {
-	if err := j.worlds[rank].node.Close(); err != nil {
+	w := j.worlds[rank]
+	w.mu.Lock()
+	groups := slices.Clone(w.groups)
+	w.mu.Unlock()
+	for _, g := range groups { // nobody may poll what is not mapped any more
+		g.stop(errCrashed)
+		g.cancel()
+		g.endCalls(errCrashed)
+		g.halt()
+	}
+	if err := w.node.Close(); err != nil {
 		j.t.Error(err)
 	}
 }
@@ -193,7 +205,7 @@ func settled(tb testing.TB, groups []*Group, want float32, lost ...int) {
 }
 
 // letIn has a group join, and one of those who are in it activate it, while they call nothing.
-func letIn(t *testing.T, joiner *Group, by *Group) {
+func letIn(t *testing.T, joiner, by *Group) {
 	t.Helper()
 	joined := make(chan error, 1)
 	go func() { joined <- joiner.Join(t.Context()) }()

@@ -291,14 +291,21 @@ func (g *Group) Close() error {
 	if !g.stop(ErrClosed) {
 		return nil
 	}
+	g.endCalls(ErrClosed) // before ctx ends, which would end them in other words
 	g.w.forget(g)
 	g.cancel()
 	err := g.members.Close()
+	g.halt()
+	g.w.node.Unpair(g.cfg.ID, -1)
+	return err
+}
+
+// halt waits for the group's goroutines, whose ctx is over, and closes all channels.
+func (g *Group) halt() {
 	g.later.Stop()
 	g.wg.Wait()
 	g.turn.Lock()
 	defer g.turn.Unlock()
-	g.abort(ErrClosed)
 	g.mu.Lock()
 	g.dropPlanes()
 	for _, p := range g.made {
@@ -307,7 +314,4 @@ func (g *Group) Close() error {
 	g.made = nil
 	g.mu.Unlock()
 	g.closeOld()
-	g.port.Close()
-	g.w.node.Unpair(g.cfg.ID, -1)
-	return err
 }

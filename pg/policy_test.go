@@ -23,7 +23,6 @@ type failure struct {
 	failed      []int     // who Results say has failed, from then on
 	sync        [2]string // what Sync says, and what it says the second time
 	after       []int     // who is active then
-	deactivate  member.Status
 }
 
 func TestPolicies(t *testing.T) {

@@ -183,14 +183,17 @@ func (g *Group) stop(err error) bool {
 	return true
 }
 
-// abort ends all calls; it has the turn.
-func (g *Group) abort(err error) {
+// endCalls ends all calls, when there will be no more.
+func (g *Group) endCalls(err error) {
+	g.turn.Lock()
+	defer g.turn.Unlock()
 	for g.step() {
 	}
 	for _, w := range g.messages {
 		w.finish(Result{}, err)
 	}
 	g.messages = nil
+	g.port.Close()
 }
 
 var _ member.Hooks = (*Group)(nil)

@@ -186,6 +186,9 @@ func (p *Port) Reset(rank int) {
 
 // Close ends all operations and lets go of the lanes.
 func (p *Port) Close() {
+	if p.closed {
+		return
+	}
 	p.closed = true
 	for _, l := range p.all {
 		l.down(ErrClosed)
