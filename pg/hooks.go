@@ -89,6 +89,11 @@ func (g *Group) connectError(v member.View, err error) error {
 	if lane, ok := errors.AsType[*link.LaneError](err); ok {
 		gone[lane.Rank] = true
 	}
+	if refused, ok := errors.AsType[*link.RefusedError](err); ok {
+		for _, rank := range refused.Blames {
+			gone[rank] = true
+		}
+	}
 	e := &member.ConnectError{Err: err}
 	for _, m := range v.Members {
 		if m.Rank != g.rank && (gone[m.Global] || !g.w.node.Connected(m.Global, m.Incarnation)) {

@@ -115,3 +115,17 @@ func TestStoreIsAway(t *testing.T) {
 		}
 	})
 }
+
+// A rank to which no lane can be made is left out, though it answers: those who can reach each other go on. It comes back when it can
+// be reached.
+func TestRankWithoutLanes(t *testing.T) {
+	j, peers, _ := gatedJob(t, 3, nil)
+	groups := j.groups(GroupConfig{Retry: true}, 0, 1, 2)
+	settled(t, groups, 7)
+	peers[0].set(gateShut) // the others dial it
+	settled(t, groups[1:], 6, 0)
+	require.Equal(t, []int{1, 2}, groups[2].Active().Ranks())
+	peers[0].set(gateOpen)
+	until(t, "it has learned of it", func() bool { return groups[0].Epoch() == groups[1].Epoch() })
+	comeBack(t, groups, 0)
+}

@@ -236,7 +236,9 @@ func (p *party) hearLeave(member int, m *partyMessage) error {
 		s.again = true
 		return nil
 	}
-	return p.refusedBy(member, m.Why.Code, fmt.Sprintf("%.300s", m.Why.Text))
+	return &RefusedError{
+		Code: m.Why.Code, Text: fmt.Sprintf("%.300s", m.Why.Text), Blames: m.Why.Blames, By: fmt.Sprintf("rank %d", p.members[member].Rank),
+	}
 }
 
 func (p *party) hearShare(e *event) error {
@@ -395,9 +397,9 @@ func (p *party) welcome(s *seat) error {
 	}
 	_ = conn.SetWriteDeadline(soon(greetTimeout)) // it fails for closed ones only, as the next
 	if err := writeJSON(conn, frameWelcome, nil, welcome{From: p.n.me}); err != nil {
-		err = fmt.Errorf("link: welcome the lane of rank %d: %w", s.c.who.Rank, err)
+		err = &LaneError{Rank: s.c.who.Rank, Transport: s.via, Err: fmt.Errorf("welcome it: %w", err)}
 		if hungUp(err) {
-			err = &RefusedError{Code: RefusedClosed, By: s.c.who.String(), Text: err.Error()}
+			err = &RefusedError{Code: RefusedClosed, Text: err.Error(), Blames: []int{s.c.who.Rank}, By: s.c.who.String()}
 		}
 		return errors.Join(err, conn.Close())
 	}
@@ -483,11 +485,14 @@ func (p *party) sweep() {
 func (p *party) abandon(err error) {
 	why := &RefusedError{Code: RefusedFailed, Text: err.Error()}
 	var refused *RefusedError
+	var lane *LaneError
 	switch {
 	case errors.As(err, &refused):
-		why.Code = refused.Code
+		why.Code, why.Blames = refused.Code, refused.Blames
 	case gaveUp(err):
 		why.Code = RefusedClosed
+	case errors.As(err, &lane):
+		why.Blames = []int{lane.Rank}
 	}
 	for _, s := range p.seats {
 		if s == nil {

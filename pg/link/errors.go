@@ -46,9 +46,10 @@ const (
 // RefusedError says that a peer does not take this process, its mesh or its lane, or the other way round. Code is one of
 // those above.
 type RefusedError struct {
-	Code string `json:"code"`
-	Text string `json:"text"`
-	By   string `json:"-"` // who: "rank 3", or an address
+	Code   string `json:"code"`
+	Text   string `json:"text"`
+	Blames []int  `json:"blames,omitempty"` // ranks to which the peer could make no lane
+	By     string `json:"-"`                // who: "rank 3", or an address
 }
 
 // Error implements error.

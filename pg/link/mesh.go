@@ -71,22 +71,34 @@ func (n *Node) Mesh(ctx context.Context, cfg MeshConfig) (*Mesh, error) {
 		return nil, err
 	}
 	cfg.Members, cfg.Layout = slices.Clone(cfg.Members), layoutOf(cfg.Layout)
-	for {
+	for blamed, pause := 0, anewPause; ; pause = min(2*pause, anewMost) {
 		m, err := n.mesh(ctx, &cfg)
 		var refused *RefusedError
 		if !errors.As(err, &refused) || refused.Code != RefusedClosed {
 			return m, err
 		}
+		if blamed++; len(refused.Blames) == 0 {
+			blamed, pause = 0, anewPause
+		}
+		if blamed == laneTries {
+			return nil, err
+		}
 		select { // one had given up when others had begun: it may come again
-		case <-after(anewPause):
+		case <-after(pause):
 		case <-ctx.Done():
 			return nil, errors.Join(err, ctx.Err())
 		}
 	}
 }
 
-// anewPause is how long a mesh waits before it is built anew since a member has given up.
-const anewPause = 5 * time.Millisecond
+const (
+	// anewPause is how long a mesh waits before it is built anew since a member has given up, at first; anewMost at last.
+	anewPause = 5 * time.Millisecond
+	anewMost  = 100 * time.Millisecond
+	// laneTries is how often in a row that may be since a lane was cut off while it was made, as by a process that has given up, which
+	// says so in the end. Two thirds of a second: then something between the two lets nothing pass.
+	laneTries = 10
+)
 
 // mesh is one attempt.
 func (n *Node) mesh(ctx context.Context, cfg *MeshConfig) (*Mesh, error) {

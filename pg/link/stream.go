@@ -248,10 +248,13 @@ func (n *Node) dialLane(ctx context.Context, member int, c *control, via string,
 		}
 		e.err = errors.Join(e.err, err)
 	}
-	e.err = fmt.Errorf("link: open the lane to rank %d over %s: %w", c.who.Rank, via, errors.Join(e.err, ctx.Err()))
 	var refused *RefusedError
-	if errors.As(e.err, &refused) && refused.Code == RefusedUnknown || hungUp(e.err) { // its word on why is on its way
-		e.err = &RefusedError{Code: RefusedClosed, By: c.who.String(), Text: e.err.Error()}
+	why := &LaneError{Rank: c.who.Rank, Transport: via, Err: fmt.Errorf("open it: %w", errors.Join(e.err, ctx.Err()))}
+	switch e.err = why; { // its word on why is on its way, if it is not what lies between
+	case errors.As(why, &refused) && refused.Code == RefusedUnknown:
+		e.err = &RefusedError{Code: RefusedClosed, Text: why.Error(), By: c.who.String()}
+	case hungUp(why):
+		e.err = &RefusedError{Code: RefusedClosed, Text: why.Error(), Blames: []int{why.Rank}, By: c.who.String()}
 	}
 	return e
 }
