@@ -516,3 +516,32 @@ def extend(capacity):
 
 def epoch():
     return pg.get_current_epoch(world())
+
+
+# Subgroups that grow.
+
+
+def make_subgroups(lists, **options):
+    """Groups of these ranks, each with its capacity; None for a rank that is in none."""
+    for i, (members, capacity) in enumerate(lists):
+        chosen = pg.BackendOptions(max_group_size=capacity, retry=True, **options)
+        groups[f"sub{i}"] = dist.new_group(members, pg_options=chosen)
+
+
+def join_subgroups(which):
+    for i in which:
+        pg.join_group(groups[f"sub{i}"])
+
+
+def activate_in(i, ranks):
+    return pg.activate_ranks(groups[f"sub{i}"], ranks).status.name
+
+
+def peers_in(i, ranks):
+    return pg.get_peer_state(groups[f"sub{i}"], ranks)
+
+
+def total_in(i):
+    t = torch.tensor([rank() + 1], dtype=torch.int32)
+    dist.all_reduce(t, group=groups[f"sub{i}"])
+    return int(t)

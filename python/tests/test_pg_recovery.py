@@ -3,6 +3,7 @@ and groups that share a transfer engine which their caller owns."""
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -141,6 +142,45 @@ class Recovery(unittest.TestCase):
             computes(r, 6, 0, 1)
             for total, hint, well in r.each(cases.hinted_all_reduce):
                 self.assertEqual((total, hint, well), (6, [0, 0, 0, 0], True))
+
+
+class Subgroups(unittest.TestCase):
+    def test_they_grow_with_their_world(self):
+        """Those who are there make groups of the ranks that they have, with room for the others, who come later."""
+        begun, grown = [([0], 2), ([1], 2), ([0, 1], 4)], [([0, 2], 2), ([1, 3], 2), ([0, 1, 2, 3], 4)]
+        joining = {2: [0, 2], 3: [1, 2]}  # which groups they are in
+        with ranks(2) as r:
+            begin(r, 2, RETRYING)
+            r.each(cases.make_subgroups, begun)
+            self.assertEqual([r.on(0, cases.total_in, 0), r.on(1, cases.total_in, 1)], [1, 2])
+            self.assertEqual(r.each(cases.total_in, 2), [3, 3])
+            for rank in joining:
+                r.start(rank)
+            for rank in joining:
+                r.tell(rank, cases.init, rank, 4, "world", "larder-cpu", {**RETRYING, "is_extension": True})
+            for rank in joining:
+                r.hear(rank)
+            for rank in joining:
+                r.tell(rank, cases.join)
+            for rank in joining:
+                take_in(r, rank, [0, 1])
+            for rank in joining:
+                r.hear(rank)
+            for rank in joining:
+                r.tell(rank, functools.partial(cases.make_subgroups, is_extension=True), grown)
+            for rank in joining:
+                r.hear(rank)
+            for rank, which in joining.items():
+                r.tell(rank, cases.join_subgroups, which)
+            for i, by, new in ((0, 0, [1]), (1, 1, [1]), (2, 0, [2, 3])):
+                eventually(lambda i=i, by=by, new=new: all(r.on(by, cases.peers_in, i, new)), f"group {i} may grow")
+                self.assertEqual(r.on(by, cases.activate_in, i, new), "Applied")
+            for rank in joining:
+                r.hear(rank)
+            self.assertEqual(r.each(cases.total), [10] * 4)
+            self.assertEqual(r.each(cases.total_in, 2), [10] * 4)
+            self.assertEqual(r.each(cases.total_in, 0, ranks=[0, 2]), [4, 4])
+            self.assertEqual(r.each(cases.total_in, 1, ranks=[1, 3]), [6, 6])
 
 
 class Engines(unittest.TestCase):
