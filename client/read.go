@@ -84,6 +84,18 @@ func leaseEnd(r *protocol.LookupResult, sentAt int64) int64 {
 // returned are those that were stored, whole: a copy that outlived its lease is repeated. It does not allocate if dst
 // has the capacity.
 func (c *Client) Get(ctx context.Context, key, dst []byte) ([]byte, error) {
+	return c.get(ctx, key, dst, nil)
+}
+
+// GetWith is Get for callers who bring memory when they know how much: room is told the value's length, and returns memory of
+// that capacity. It may be called more than once. Its error ends the call, whose error wraps it. The value's lease does not wait for
+// room: a value that it was too slow for is looked up again.
+func (c *Client) GetWith(ctx context.Context, key []byte, room func(size int) ([]byte, error)) ([]byte, error) {
+	return c.get(ctx, key, nil, room)
+}
+
+// get is Get, or, if room is not nil, GetWith.
+func (c *Client) get(ctx context.Context, key, dst []byte, room func(size int) ([]byte, error)) ([]byte, error) {
 	if err := c.checkKey(key); err != nil {
 		return nil, fail("get", key, err)
 	}
@@ -99,6 +111,12 @@ func (c *Client) Get(ctx context.Context, key, dst []byte) ([]byte, error) {
 		if !r.Found {
 			c.counters.misses.Add(1)
 			return nil, fail("get", key, ErrNotFound)
+		}
+		if room != nil && uint64(cap(dst)) < r.KVLength {
+			if dst, err = room(int(r.KVLength)); err != nil { //nolint:gosec // bounded by maxValue
+				c.giveBack(r.Lease)
+				return nil, fail("get", key, err)
+			}
 		}
 		value, got := c.copyAny(ctx, key, r, sentAt, dst, r.KVLength)
 		c.giveBack(r.Lease)
@@ -203,6 +221,20 @@ func (c *Client) resolve(ctx context.Context, l *protocol.Location) (*device, []
 // GetBatch reads many values. The result has one element per key, nil for those that are not held; element i is made
 // of dst[i] where dst has it and its capacity suffices. dst may be nil, or shorter than keys.
 func (c *Client) GetBatch(ctx context.Context, keys, dst [][]byte) ([][]byte, error) {
+	return c.getBatch(ctx, keys, dst, nil)
+}
+
+// GetBatchWith is GetBatch for callers who bring memory when they know how much: room is told the lengths of the values of some
+// keys, from the given one on, 0 for those that are not held, and puts memory of that capacity into dst for each of the others. It
+// may be called more than once, in the order of the keys, and is otherwise as that of GetWith.
+func (c *Client) GetBatchWith(ctx context.Context, keys [][]byte, room func(from int, sizes []int, dst [][]byte) error) ([][]byte, error) {
+	return c.getBatch(ctx, keys, nil, room)
+}
+
+// getBatch is GetBatch, or, if room is not nil, GetBatchWith.
+func (c *Client) getBatch(
+	ctx context.Context, keys, dst [][]byte, room func(from int, sizes []int, dst [][]byte) error,
+) ([][]byte, error) {
 	for _, k := range keys {
 		if err := c.checkKey(k); err != nil {
 			return nil, fail("get batch", k, err)
@@ -216,19 +248,32 @@ func (c *Client) GetBatch(ctx context.Context, keys, dst [][]byte) ([][]byte, er
 	defer c.freeLookup(m)
 	for from := 0; from < len(keys); from += getBatch {
 		to := min(from+getBatch, len(keys))
-		if err := c.getSome(ctx, m, keys[from:to], dst[from:to]); err != nil {
+		var some func(sizes []int) error
+		if room != nil {
+			some = func(sizes []int) error { return room(from, sizes, dst[from:to]) }
+		}
+		if err := c.getSome(ctx, m, keys[from:to], dst[from:to], some); err != nil {
 			return nil, fail("get batch", nil, err)
 		}
 	}
 	return dst, nil
 }
 
-// getSome reads values with one lookup. Those whose lease ended before their turn are read one by one.
-func (c *Client) getSome(ctx context.Context, m *lookupMsg, keys, dst [][]byte) error {
+// getSome reads values with one lookup. Those whose lease ended before their turn are read one by one. room, if it is not nil,
+// puts memory into dst.
+func (c *Client) getSome(ctx context.Context, m *lookupMsg, keys, dst [][]byte, room func(sizes []int) error) error {
 	m.forMany(keys, false)
 	sentAt, err := c.lookup(ctx, m)
 	if err != nil {
 		return err
+	}
+	if room != nil {
+		if err := room(lengths(m.rep.Results)); err != nil {
+			for i := range m.rep.Results {
+				c.giveBack(m.rep.Results[i].Lease)
+			}
+			return err
+		}
 	}
 	total := uint64(0)
 	for i := range m.rep.Results {
@@ -262,6 +307,17 @@ func (c *Client) getSome(ctx context.Context, m *lookupMsg, keys, dst [][]byte) 
 		dst[i] = value
 	}
 	return nil
+}
+
+// lengths are those of the values that a lookup has found, 0 for others.
+func lengths(results []protocol.LookupResult) []int {
+	sizes := make([]int, len(results))
+	for i := range results {
+		if results[i].Found {
+			sizes[i] = int(results[i].KVLength) //nolint:gosec // bounded by maxValue
+		}
+	}
+	return sizes
 }
 
 // readAll reads the results of a lookup into dst, of total bytes in all, and tells ended of each how that went: bad if it

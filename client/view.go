@@ -53,6 +53,8 @@ type viewItem struct {
 	lease      uint64
 	generation uint64
 	dev        *device // nil if data is a copy
+	region     uint64  // where it lies first
+	offset     uint64
 }
 
 // hold is leases that the keeper renews from Client.keep to Client.letGo.
@@ -132,6 +134,9 @@ func (v *Views) Len() int { return len(v.items) }
 // Bytes are the bytes of entry i, nil if it was not found.
 func (v *Views) Bytes(i int) []byte { return v.items[i].data }
 
+// Region returns where entry i lies: a region's number, and the offset there in bytes.
+func (v *Views) Region(i int) (id, offset uint64) { return v.items[i].region, v.items[i].offset }
+
 // open looks up what m asks for, until it was answered with time left on the leases.
 func (v *Views) open(ctx context.Context, m *lookupMsg) error {
 	c := v.c
@@ -191,6 +196,7 @@ func (v *Views) fill(ctx context.Context, m *lookupMsg, sentAt int64) {
 		} else {
 			c.giveBack(r.Lease)
 		}
+		it.region, it.offset = r.RegionID, r.KVOffset
 		v.items = append(v.items, it)
 	}
 }

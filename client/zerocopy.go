@@ -39,7 +39,25 @@ func (c *Client) Alloc(ctx context.Context, key []byte, size int) (*Alloc, error
 	return a, fail("alloc", key, err)
 }
 
-// alloc reserves memory. Where the pool's is not mapped here there are bytes to fill only if staging.
+// AllocBatch reserves memory for several values, of these sizes in bytes, with one exchange that makes room for all of them. Their
+// keys are named when they are stored: see StoreAs. Either all are reserved or none is.
+func (c *Client) AllocBatch(ctx context.Context, sizes []int) ([]*Alloc, error) {
+	if len(sizes) == 0 {
+		return nil, nil
+	}
+	if len(sizes) > protocol.MaxBatch {
+		return nil, fail("alloc batch", nil, fmt.Errorf("%w: %d values, at most %d", ErrConfig, len(sizes), protocol.MaxBatch))
+	}
+	for _, n := range sizes {
+		if n <= 0 || n > maxValue {
+			return nil, fail("alloc batch", nil, fmt.Errorf("%w: a value has 1 to %d bytes", ErrConfig, uint64(maxValue)))
+		}
+	}
+	all, err := c.allocAll(ctx, nil, sizes, true)
+	return all, fail("alloc batch", nil, err)
+}
+
+// alloc reserves memory for one value. Where the pool's is not mapped here there are bytes to fill only if staging.
 func (c *Client) alloc(ctx context.Context, key []byte, size int, staging bool) (*Alloc, error) {
 	if err := c.checkKey(key); err != nil {
 		return nil, err
@@ -47,6 +65,15 @@ func (c *Client) alloc(ctx context.Context, key []byte, size int, staging bool) 
 	if size <= 0 || size > maxValue {
 		return nil, fmt.Errorf("%w: a value has 1 to %d bytes", ErrConfig, uint64(maxValue))
 	}
+	all, err := c.allocAll(ctx, key, []int{size}, staging)
+	if err != nil {
+		return nil, err
+	}
+	return all[0], nil
+}
+
+// allocAll reserves memory for values of these sizes, all of them for one key if there is any.
+func (c *Client) allocAll(ctx context.Context, key []byte, sizes []int, staging bool) ([]*Alloc, error) {
 	for {
 		s, err := c.session(ctx)
 		if err != nil {
@@ -57,44 +84,65 @@ func (c *Client) alloc(ctx context.Context, key []byte, size int, staging bool) 
 		} else if err != nil {
 			return nil, err
 		}
-		t, err := c.acquireOne(ctx, size)
+		runs, err := c.acquireAll(ctx, sizes)
 		if err != nil {
 			return nil, err
 		}
-		if t.n == 0 {
-			continue // the region went while the run was on its way
+		if runs == nil {
+			continue // a region went while its run was on its way
 		}
-		a := &Alloc{c: c, s: s, key: append([]byte(nil), key...), size: size, run: t}
-		switch {
-		case t.r.far && !staging:
-		case t.r.far:
-			a.bytes = make([]byte, size)
-		default:
-			a.bytes = t.bytes(size)
+		all := make([]*Alloc, len(sizes))
+		for i, size := range sizes {
+			t := runs[i]
+			a := &Alloc{c: c, s: s, key: append([]byte(nil), key...), size: size, run: t}
+			switch {
+			case t.r.far && !staging:
+			case t.r.far:
+				a.bytes = make([]byte, size)
+			default:
+				a.bytes = t.bytes(size)
+			}
+			all[i] = a
 		}
-		return a, nil
+		return all, nil
 	}
 }
 
-// acquireOne gets one run, counted as an open Alloc of its region; the zero run if that was given up meanwhile. It is
-// asked for by the number of pages, not by key: the caller wants memory even if the key is held, which Store tells.
-func (c *Client) acquireOne(ctx context.Context, size int) (run, error) {
+// acquireAll gets runs, each counted as an open Alloc of its region; nil if one was given up meanwhile. They are asked for by the
+// number of pages, not by key: the caller wants memory even if the key is held, which Store tells.
+func (c *Client) acquireAll(ctx context.Context, sizes []int) ([]run, error) {
 	var w want
-	w.init(nil, []int{c.pagesOf(size)})
+	pages := make([]int, len(sizes))
+	for i, n := range sizes {
+		pages[i] = c.pagesOf(n)
+	}
+	w.init(nil, pages)
 	w.same = 0
 	if err := c.acquire(ctx, &w); err != nil {
-		return run{}, err
+		return nil, err
 	}
-	t := w.runs[0]
 	p := c.pool
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.busy -= t.n // the user may take any time with it
-	if t.r.lost != nil {
-		return run{}, nil
+	p.busy -= w.need // the user may take any time with it
+	for _, t := range w.runs {
+		if t.r == nil || t.r.lost != nil {
+			for _, t := range w.runs {
+				p.release(t)
+			}
+			return nil, nil
+		}
 	}
-	t.r.allocs++
-	return t, nil
+	for _, t := range w.runs {
+		t.r.allocs++
+	}
+	return w.runs, nil
+}
+
+// Region returns where the memory lies: the number of the region, which is this client's, the offset there and the region's length in
+// bytes.
+func (a *Alloc) Region() (id, offset, length uint64) {
+	return a.run.r.id, a.run.offset(), a.run.r.length
 }
 
 // Bytes is the memory to fill: its length is the size asked for, and its contents are arbitrary. It must not be touched
@@ -107,6 +155,10 @@ func (a *Alloc) Bytes() []byte {
 
 // Store registers what was written, without copying it. It ends the Alloc in any case.
 func (a *Alloc) Store(ctx context.Context, opts ...StoreOption) (PutResult, error) {
+	if err := a.c.checkKey(a.key); err != nil && !errors.Is(err, ErrClosed) {
+		a.Abort()
+		return PutResult{}, fail("store", a.key, err)
+	}
 	op := a.c.newStore()
 	defer a.c.freeStore(op)
 	op.one[0] = Item{Key: a.key}
@@ -122,6 +174,12 @@ func (a *Alloc) Store(ctx context.Context, opts ...StoreOption) (PutResult, erro
 	}
 	res, err := op.register(ctx, a)
 	return res, fail("store", a.key, err)
+}
+
+// StoreAs is Store under a key that is named only now.
+func (a *Alloc) StoreAs(ctx context.Context, key []byte, opts ...StoreOption) (PutResult, error) {
+	a.key = append([]byte(nil), key...)
+	return a.Store(ctx, opts...)
 }
 
 // Abort gives the memory back unused. It does nothing after Store.
