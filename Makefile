@@ -115,7 +115,7 @@ python:
 	@rm -f python/larder/liblarder.h
 
 # With any Python from 3.10 on; tests that need numpy or torch are skipped where these are missing.
-python-test: python
+python-test: python build
 	cd python/tests && PYTHONPATH=.. $(PYTHON) -W error::ResourceWarning -m unittest discover $(PYTHONTESTFLAGS)
 
 # pip fetches setuptools for it; WHEELFLAGS=--no-build-isolation takes the one that is there.

@@ -1,17 +1,22 @@
-"""Larder for Python: memory of other processes, read and written directly.
+"""Larder for Python: a pool of KV cache that processes and hosts share, and memory of other processes, read and written directly.
 
-:class:`TransferEngine` moves bytes between memory of this process and memory that other processes have registered: mapped
-where both are on one host, by RDMA or TCP otherwise.
+:class:`Client` stores values in a pool and reads them; :mod:`larder.aio` has the same for asyncio, and :mod:`larder.maru` the
+interface of Maru's handler. :class:`TransferEngine` moves bytes between memory of this process and memory that other processes have
+registered: mapped where both are on one host, by RDMA or TCP otherwise.
 
 The package calls liblarder.so, a Go library. A process that was forked after it was loaded cannot use it, and every call there
 raises :class:`ForkError`: start processes with ``multiprocessing.get_context("spawn")``.
 """
 
+from ._storage import Item, Prefix, PrefixContext, prefix_hashes
 from ._version import __version__
+from .client import Allocation, Client, LayerReader, LayerWriter, Pin, View, Views
 from .errors import (
     CanceledError,
     ChecksumError,
     ClosedError,
+    ConflictError,
+    ForbiddenError,
     ForkError,
     FullError,
     InactiveError,
@@ -19,56 +24,85 @@ from .errors import (
     InvalidArgumentError,
     IsolatedError,
     LarderError,
+    LeaseError,
     LibraryError,
+    LimitError,
     MemoryGoneError,
     MismatchError,
     MissingError,
     NoPathError,
+    NoSpaceError,
     OutOfRangeError,
     PeerFailedError,
+    PinnedError,
     ReadOnlyError,
     RefusedError,
+    RevokedError,
+    SessionExpiredError,
     StaleError,
     StorageError,
     TimedOutError,
+    UnavailableError,
     UncertainError,
     UnknownNameError,
     UnsettledError,
+    UnsupportedError,
 )
 from .transfer import Buffer, Notification, RemoteBuffer, Segment, State, Transfer, TransferEngine
 
 __all__ = [
+    "Allocation",
     "Buffer",
     "CanceledError",
     "ChecksumError",
+    "Client",
     "ClosedError",
+    "ConflictError",
+    "ForbiddenError",
     "ForkError",
     "FullError",
     "InactiveError",
     "InternalError",
     "InvalidArgumentError",
     "IsolatedError",
+    "Item",
     "LarderError",
+    "LayerReader",
+    "LayerWriter",
+    "LeaseError",
     "LibraryError",
+    "LimitError",
     "MemoryGoneError",
     "MismatchError",
     "MissingError",
     "NoPathError",
+    "NoSpaceError",
     "Notification",
     "OutOfRangeError",
     "PeerFailedError",
+    "Pin",
+    "PinnedError",
+    "Prefix",
+    "PrefixContext",
     "ReadOnlyError",
     "RefusedError",
     "RemoteBuffer",
+    "RevokedError",
     "Segment",
+    "SessionExpiredError",
     "StaleError",
     "State",
     "StorageError",
     "TimedOutError",
     "Transfer",
     "TransferEngine",
+    "UnavailableError",
     "UncertainError",
     "UnknownNameError",
     "UnsettledError",
+    "UnsupportedError",
+    "View",
+    "Views",
+    "prefix_hashes",
     "__version__",
 ]

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable
 
-from .errors import BY_CODE, ForkError, LarderError, LibraryError
+from .errors import BY_CODE, WIRE, ForkError, LarderError, LibraryError
 
 ABI = 4  # python/native/main.go has the same number
 AGAIN = 1  # the code that says that a limit is over
@@ -67,6 +67,24 @@ _CALLS: dict[str, list[Any]] = {
     "larder_batch_error": [_u64, _i64],
     "larder_batch_cancel": [_u64],
     "larder_batch_free": [_u64],
+    "larder_client_open": [*_text, _handle_out],
+    "larder_client_close": [_u64, _i64, _handle_out],
+    "larder_client_start": [
+        _u64, _i32, _i32, *_text, ctypes.c_void_p, _i64, ctypes.c_void_p, _i64, *_text, _i64, _u64, ctypes.c_void_p,
+    ],
+    "larder_client_run": [
+        _u64, _i32, _i32, *_text, ctypes.c_void_p, _i64, ctypes.c_void_p, _i64, *_text, _i64, _i64, ctypes.c_void_p,
+    ],
+    "larder_client_wait": [ctypes.c_void_p, _i64],
+    "larder_client_room": [_u64, ctypes.c_void_p],
+    "larder_client_cancel": [_u64],
+    "larder_view_close": [_u64],
+    "larder_alloc_abort": [_u64],
+    "larder_layer_launch": [_u64, _i64, ctypes.c_void_p, _u64],
+    "larder_prefix_hashes": [ctypes.c_void_p, _i64, _i64, _u64, ctypes.c_void_p],
+    "larder_queue_open": [_i32, _handle_out],
+    "larder_queue_take": [_u64, ctypes.c_void_p, _i64, ctypes.POINTER(_i64)],
+    "larder_queue_close": [_u64],
     "larder_text": [_u64, *_out],
     "larder_store_serve": [*_text, _handle_out],
     "larder_store_address": [_u64, *_out],
@@ -174,7 +192,15 @@ def call(name: str, *arguments: Any) -> bool:
     if code == AGAIN:
         return False
     text = ctypes.string_at(ctypes.addressof(error) + Error.text.offset, error.length)
-    raise BY_CODE.get(code, BY_CODE[5])(text.decode("utf-8", "replace"))
+    raise failed(code, text)
+
+
+def failed(code: int, text: bytes) -> LarderError:
+    """The exception for what a call has returned."""
+    failure = BY_CODE.get(code, BY_CODE[5])(text.decode("utf-8", "replace"))
+    if code > WIRE:
+        failure.code = code - WIRE
+    return failure
 
 
 def wait(once: Callable[[int], bool], timeout: float | None) -> bool:

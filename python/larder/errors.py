@@ -4,7 +4,13 @@ from __future__ import annotations
 
 
 class LarderError(Exception):
-    """Whatever fails in larder. Its text says what to do, where something can be done."""
+    """Whatever fails in larder. Its text says what to do, where something can be done.
+
+    Attributes:
+        code: the code of the wire (docs/WIRE.md), if a pool's master has answered with one, or would have; else 0.
+    """
+
+    code: int = 0
 
 
 class LibraryError(LarderError, ImportError):
@@ -87,6 +93,46 @@ class UnknownNameError(LarderError, LookupError):
     """No segment of that name is published, or it has no buffer of that name."""
 
 
+class NoSpaceError(LarderError):
+    """Nothing can be evicted, or the value is larger than the pool: unpin entries, close views, or enlarge the pool."""
+
+
+class UnavailableError(LarderError, ConnectionError):
+    """No master answers, or they have no leader. The call has been repeated until its time was over."""
+
+
+class SessionExpiredError(LarderError):
+    """The session ended while the call ran, and its memory went with it. There is another one by now: repeat the call."""
+
+
+class RevokedError(LarderError):
+    """The memory that a value was being written to was taken away: begin it again."""
+
+
+class LeaseError(LarderError):
+    """A lease ended before the bytes had been used: what was read may be wrong, so read it again."""
+
+
+class PinnedError(LarderError):
+    """A pin holds the entry."""
+
+
+class LimitError(LarderError):
+    """A limit is reached: of the protocol, the instance or the tenant."""
+
+
+class ForbiddenError(LarderError, PermissionError):
+    """It is not this tenant's, or this session's, to do."""
+
+
+class ConflictError(LarderError):
+    """Somebody else was first."""
+
+
+class UnsupportedError(LarderError):
+    """The server does not know this: it is older than the package."""
+
+
 class PeerFailedError(LarderError, RuntimeError):
     """Ranks were lost while a collective ran, or before it could. What its memory holds is undefined; the group goes on
     without them.
@@ -109,6 +155,9 @@ class InactiveError(LarderError, RuntimeError):
 class IsolatedError(LarderError, RuntimeError):
     """The store does not confirm this process any more: others may have gone on without it."""
 
+
+# What the library adds to codes of the wire.
+WIRE = 100
 
 # By the codes of the library, which are those of python/native/errors.go. 5 is LarderError itself.
 BY_CODE: dict[int, type[LarderError]] = {
@@ -135,4 +184,35 @@ BY_CODE: dict[int, type[LarderError]] = {
     22: MismatchError,
     23: InactiveError,
     24: IsolatedError,
+    25: LeaseError,
+    # Those of the wire, which are package protocol's.
+    WIRE + 1: InvalidArgumentError,
+    WIRE + 2: UnavailableError,
+    WIRE + 3: UnavailableError,
+    WIRE + 4: LarderError,
+    WIRE + 5: CanceledError,
+    WIRE + 6: SessionExpiredError,
+    WIRE + 7: RevokedError,
+    WIRE + 8: StaleError,
+    WIRE + 9: OutOfRangeError,
+    WIRE + 10: LarderError,
+    WIRE + 11: InvalidArgumentError,
+    WIRE + 12: InvalidArgumentError,
+    WIRE + 13: NoSpaceError,
+    WIRE + 14: UnavailableError,
+    WIRE + 15: TimedOutError,
+    WIRE + 16: LimitError,
+    WIRE + 17: PinnedError,
+    WIRE + 18: MissingError,
+    WIRE + 19: ForbiddenError,
+    WIRE + 20: UnsupportedError,
+    WIRE + 21: UnavailableError,
+    WIRE + 22: InternalError,
+    WIRE + 23: TimedOutError,
+    WIRE + 24: RevokedError,
+    WIRE + 25: LarderError,
+    WIRE + 26: UnavailableError,
+    WIRE + 27: ForbiddenError,
+    WIRE + 28: RefusedError,
+    WIRE + 29: ConflictError,
 }

@@ -12,7 +12,8 @@ import (
 	"larder/transfer"
 )
 
-// code is what a call returns. python/larder/errors.py has an exception for each; their values never change.
+// code is what a call returns, or codeWire and a code of the wire. python/larder/errors.py has an exception for each; their values
+// never change.
 type code int32
 
 // The codes.
@@ -42,6 +43,7 @@ const (
 	codeMismatch  code = 22 // another rank has called something else
 	codeInactive  code = 23
 	codeIsolated  code = 24
+	codeLease     code = 25 // what was read in place may be wrong
 )
 
 // errAgain says that the time that a call may take is over.
@@ -129,6 +131,9 @@ func codeOf(err error) code {
 	}
 	if c := pgCode(err); c != codeFailed {
 		return c // before what it was caused by
+	}
+	if c := clientCode(err); c != codeFailed {
+		return c
 	}
 	for _, r := range reasons {
 		if errors.Is(err, r.err) {

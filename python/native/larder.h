@@ -8,7 +8,7 @@
  *   caller looks for signals and calls again. What cannot be taken up again is a job: it is begun, waited for in slices, and
  *   can be given up.
  * - Memory of the caller's is used during the call only. The exceptions say until when: larder_buffer_register,
- *   larder_batch_submit, larder_call_start, larder_call_do.
+ *   larder_batch_submit, larder_call_start, larder_call_do, larder_client_start, larder_client_room, larder_layer_launch.
  * - Calls may be made concurrently, from any thread, but not in a process that was forked after the library was loaded.
  */
 #ifndef LARDER_H
@@ -83,5 +83,19 @@ typedef struct {
 	int32_t source;
 	int32_t lost;
 } larder_result;
+
+/*
+ * larder_progress is how far a call of a client has come. state is 0 while it is under way, 1 when it wants memory for count of its
+ * values, from the given one on, whose lengths stand in its results, and 2 when it has ended, with code and error. handle names it
+ * until then. The library writes to it until it has ended.
+ */
+typedef struct {
+	uint32_t state;
+	int32_t code;
+	uint64_t handle;
+	int64_t from;
+	int64_t count;
+	larder_error error;
+} larder_progress;
 
 #endif

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import larder
 from larder import _lib
-from larder.errors import BY_CODE
+from larder.errors import BY_CODE, WIRE
 from processes import PATIENCE, Case
 
 NATIVE = Path(__file__).parents[1] / "native"
@@ -41,7 +41,9 @@ class Library(Case):
         if not NATIVE.exists():
             self.skipTest("without the library's source")
         codes = re.findall(r"^\tcode(\w+)\s+code = (\d+)", (NATIVE / "errors.go").read_text(), re.M)
-        self.assertEqual({int(n) for _, n in codes} - {0, _lib.AGAIN}, set(BY_CODE))
+        wire = re.findall(r"^\tCode\w+\s+Code = (\d+)", (NATIVE.parents[1] / "protocol" / "errors.go").read_text(), re.M)
+        known = {int(n) for _, n in codes} | {WIRE + int(n) for n in wire}
+        self.assertEqual(known - {0, _lib.AGAIN, WIRE}, set(BY_CODE))
         self.assertEqual(int(re.search(r"const abi = (\d+)", (NATIVE / "main.go").read_text())[1]), _lib.ABI)
 
 
