@@ -97,7 +97,21 @@ def prefix_hashes(tokens: Sequence[int], block_size: int, seed: int = 0) -> list
 class Request:
     """A call that is to be made."""
 
-    __slots__ = ("answer", "count", "keep", "keys", "kind", "memory", "options", "regions", "results", "settle", "target", "timeout")
+    __slots__ = (
+        "answer",
+        "count",
+        "keep",
+        "keys",
+        "kind",
+        "memory",
+        "options",
+        "regions",
+        "results",
+        "settle",
+        "target",
+        "timeout",
+        "undo",
+    )
 
     def __init__(
         self, target: int, kind: int, count: int, results: int, answer: Callable[[Request], Any], timeout: float | None,
@@ -115,6 +129,7 @@ class Request:
         self.keep: list[Any] = []  # what memory belongs to
         self.memory: list[bytes | None] = []  # that was made for values
         self.settle: Callable[[], None] | None = None  # what is to be done with the memory when the call has ended well
+        self.undo: Callable[[], None] | None = None  # what is to be done with what it has made when nobody wants that any more
 
     def begin(self, name: str, waits: int, progress: array[int]) -> None:
         """Begin, with larder_client_start and a queue or larder_client_run and a limit."""
@@ -141,6 +156,7 @@ class Request:
 
     def finish(self, progress: array[int]) -> Any:
         """What the caller gets, when it has ended."""
+        self.undo = None  # it refers to the request
         code = progress[0] >> 32
         if code:
             said = progress[4:].tobytes()
@@ -148,6 +164,12 @@ class Request:
         if self.settle is not None:
             self.settle()
         return self.answer(self)
+
+    def discard(self, progress: array[int]) -> None:
+        """Undo a call that was given up, and has ended well all the same."""
+        if self.undo is not None and has_ended(progress) and not progress[0] >> 32:
+            with contextlib.suppress(LarderError):
+                self.undo()
 
 
 # larder_progress, as 64-bit words: state and code, handle, from, count, and the error.
@@ -182,6 +204,7 @@ def run(request: Request) -> Any:
             _lib.call("larder_client_wait", progress.buffer_info()[0], _SLICE)
     except BaseException:
         _abandon(progress)
+        request.discard(progress)
         raise
     return request.finish(progress)
 
@@ -403,7 +426,13 @@ class Requests:
         return Request(self._open(), MATCH, len(packed), 1, lambda r: r.results[0], timeout, packed.tobytes(), options)
 
     def _view_request(self, packed: bytes, n: int, stop: bool, timeout: float | None) -> Request:
-        return Request(self._open(), VIEW, n, 4 * n + 2, Mapped, timeout, packed, {"stop": True} if stop else None)
+        r = Request(self._open(), VIEW, n, 4 * n + 2, Mapped, timeout, packed, {"stop": True} if stop else None)
+
+        def undo() -> None:
+            _lib.call("larder_view_close", r.results[4 * n])
+
+        r.undo = undo
+        return r
 
     def _layers_request(
         self, kind: int, key: Key, sizes: Sequence[int], timeout: float | None, attrs: dict[str, Any] | None = None
@@ -411,7 +440,9 @@ class Requests:
         options: dict[str, Any] = {"sizes": list(sizes)}
         if attrs is not None:
             options["attrs"] = [attrs]
-        return Request(self._open(), kind, 1, 1, lambda r: r.results[0], timeout, pack_one(key), options)
+        r = Request(self._open(), kind, 1, 1, lambda r: r.results[0], timeout, pack_one(key), options)
+        r.undo = lambda: run(Request(r.results[0], END_LAYERS, 0, 1, lambda r: None, None))
+        return r
 
     def _alloc_request(self, sizes: Sequence[int], timeout: float | None) -> Request:
         n = len(sizes)
@@ -419,7 +450,13 @@ class Requests:
         def answer(r: Request) -> list[list[int]]:
             return [list(r.results[6 * i : 6 * i + 6]) for i in range(n)]
 
-        return Request(self._open(), ALLOC, 0, 6 * n, answer, timeout, options={"sizes": list(sizes)})
+        def undo() -> None:
+            for place in answer(r):
+                _lib.call("larder_alloc_abort", place[0])
+
+        r = Request(self._open(), ALLOC, 0, 6 * n, answer, timeout, options={"sizes": list(sizes)})
+        r.undo = undo
+        return r
 
     def _store_request(self, keys: Sequence[Key], handles: Sequence[int], timeout: float | None) -> Request:
         packed, n = pack(keys)

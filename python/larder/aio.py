@@ -207,7 +207,9 @@ class AsyncClient(Requests):
         del self._calls[handle]
         future, error, result = call.future, call.error, None
         try:
-            if error is None and not future.done():
+            if error is not None or future.done():
+                call.request.discard(call.progress)
+            else:
                 result = call.request.finish(call.progress)
         except Exception as e:  # whoever waits for the call must hear of it
             error = e

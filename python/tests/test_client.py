@@ -15,7 +15,7 @@ import unittest
 import warnings
 
 import larder
-from larder import bench
+from larder import _lib, _storage, bench
 from processes import PATIENCE, Case
 from servers import Server, serving
 
@@ -259,6 +259,28 @@ class InPlace(Pool):
         self.assertFalse(self.client.exists("early"))
         with self.assertRaises(larder.ClosedError):
             writer.launch(1, b"b")
+
+
+class GivenUp(Pool):
+    def test_what_a_call_has_made_goes_when_it_was_given_up(self):
+        self.client.put("k", b"value")
+        packed = _storage.pack_one("k")
+        free = self.client.stats()["free_pages"]
+        for name, request in [
+            ("view", self.client._view_request(packed, 1, False, None)),
+            ("alloc", self.client._alloc_request([1, 1], None)),
+            ("put_layers", self.client._layers_request(_storage.PUT_LAYERS, "layers", [1], None)),
+            ("get_layers", self.client._layers_request(_storage.GET_LAYERS, "k", [5], None)),
+        ]:
+            with self.subTest(name):
+                progress = _storage.new_progress()
+                request.begin("larder_client_run", int(1e9), progress)
+                while not _storage.has_ended(progress):
+                    _lib.call("larder_client_wait", progress.buffer_info()[0], int(1e9))
+                request.discard(progress)
+                with self.assertRaises(larder.ClosedError):
+                    request.undo()  # it was done
+        self.assertEqual(self.client.stats()["free_pages"], free)
 
 
 class BadInput(Pool):
