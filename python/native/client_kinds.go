@@ -6,9 +6,9 @@ package main
 import "C"
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
-	"slices"
 	"sync"
 	"time"
 	"unsafe"
@@ -36,8 +36,10 @@ const (
 	kindStore     = 15 // of a client: stores options.handles, as kindPut; -1 failed
 	kindControl   = 16 // of a client: what options.do says. One result: the handle of a text
 	kindEvents    = 17 // of a client: waits for events. One result: the handle of a text
-	maxStores     = 64 // stores of one call that are registered at a time, which fill a log entry of the leader's
 )
+
+// maxStores bounds the allocations of a call that are registered at a time: they fill a log entry of the leader's.
+const maxStores = 64
 
 // callKind says how calls of a kind are carried out.
 type callKind struct {
@@ -368,7 +370,7 @@ func (c *call) alloc(s *storage) error {
 // given up; the error is that of the first.
 func (c *call) store() error {
 	if err := c.need(false, c.count); err != nil || len(c.options.Handles) != c.count {
-		return cmpError(err, invalid("%d keys for %d allocations", c.count, len(c.options.Handles)))
+		return cmp.Or(err, invalid("%d keys for %d allocations", c.count, len(c.options.Handles)))
 	}
 	errs := make([]error, c.count)
 	room := make(chan struct{}, maxStores)
@@ -400,17 +402,12 @@ func (c *call) store() error {
 	return nil
 }
 
-// cmpError is the first of two errors, if there is one.
-func cmpError(err, otherwise error) error {
-	if err != nil {
+// give makes JSON the result of a call, unless that has failed.
+func (c *call) give(v any, err error) error {
+	switch {
+	case err != nil:
 		return err
-	}
-	return otherwise
-}
-
-// giveText makes JSON the result of a call.
-func (c *call) giveText(v any) error {
-	if len(c.results) < 1 {
+	case len(c.results) < 1:
 		return invalid("no room for a result")
 	}
 	text, err := json.Marshal(v)
@@ -423,11 +420,7 @@ func (c *call) giveText(v any) error {
 }
 
 func (c *call) takeEvents(s *storage) error {
-	list, err := s.events.next(c.ctx)
-	if err != nil {
-		return err
-	}
-	return c.giveText(list)
+	return c.give(s.events.next(c.ctx))
 }
 
 // listing is a page of keys.
@@ -452,15 +445,13 @@ func (c *call) control(s *storage) error {
 	}
 	switch c.options.Do {
 	case "stats":
-		return c.giveText(s.Stats())
+		return c.give(s.Stats(), nil)
 	case "describe":
-		return c.giveText(description{s.Instance(), s.Session(), s.Leader(), s.PageSize()})
+		return c.give(description{s.Instance(), s.Session(), s.Leader(), s.PageSize()}, nil)
 	case "server_stats":
-		r, err := s.ServerStats(c.ctx)
-		return cmpError(err, c.giveText(r))
+		return c.give(s.ServerStats(c.ctx))
 	case "usage":
-		r, err := s.Usage(c.ctx)
-		return cmpError(err, c.giveText(r))
+		return c.give(s.Usage(c.ctx))
 	case "list":
 		found, cursor, err := s.ListKeys(c.ctx, prefix, c.options.Cursor, c.options.Limit)
 		if err != nil {
@@ -470,13 +461,11 @@ func (c *call) control(s *storage) error {
 		for i := range found {
 			page.Keys = append(page.Keys, found[i].Key)
 		}
-		return c.giveText(page)
+		return c.give(page, nil)
 	case "clear":
-		err := s.Clear(c.ctx, client.Scope{All: len(prefix) == 0, Prefix: slices.Clip(prefix)})
-		return cmpError(err, c.giveText(struct{}{}))
+		return c.give(struct{}{}, s.Clear(c.ctx, client.Scope{All: len(prefix) == 0, Prefix: prefix}))
 	case "bench":
-		r, err := bench(c.ctx, s.Client, c.options.Bench)
-		return cmpError(err, c.giveText(r))
+		return c.give(bench(c.ctx, s.Client, c.options.Bench))
 	}
 	return invalid("there is no %q to do", c.options.Do)
 }

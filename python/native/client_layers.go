@@ -6,6 +6,7 @@ package main
 import "C"
 
 import (
+	"cmp"
 	"errors"
 	"unsafe"
 
@@ -20,7 +21,7 @@ type layered struct {
 
 func (c *call) putLayers(s *storage) error {
 	if err := c.need(false, 1); err != nil || c.count != 1 {
-		return cmpError(err, invalid("%d keys of layers: one", c.count))
+		return cmp.Or(err, invalid("%d keys of layers: one", c.count))
 	}
 	w, err := s.PutLayers(c.ctx, c.keys[0], c.options.Sizes, client.WithAttrs(c.attrsOf(0)))
 	if err != nil {
@@ -37,7 +38,7 @@ func (c *call) putLayers(s *storage) error {
 
 func (c *call) getLayers(s *storage) error {
 	if err := c.need(false, 1); err != nil || c.count != 1 {
-		return cmpError(err, invalid("%d keys of layers: one", c.count))
+		return cmp.Or(err, invalid("%d keys of layers: one", c.count))
 	}
 	c.results[0] = -1
 	r, err := s.GetLayers(c.ctx, c.keys[0], c.options.Sizes)
