@@ -244,7 +244,7 @@ def pack(keys: Iterable[Key]) -> tuple[bytes, int]:
         for k in encoded:
             key_bytes(k)
         raise
-    if encoded and not (0 < min(lengths) and max(lengths) <= _MAX_KEY):
+    if encoded and (min(lengths) == 0 or max(lengths) > _MAX_KEY):
         for k in encoded:
             key_bytes(k)
     return lengths.tobytes() + packed, len(encoded)

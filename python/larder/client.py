@@ -21,6 +21,7 @@ client for asyncio.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +31,8 @@ from typing import Any
 from . import _lib, _storage
 from ._storage import Item, Key, Prefix, PrefixContext, Request, Value, run
 from .errors import ClosedError, InvalidArgumentError, LarderError
+
+logger = logging.getLogger(__name__)
 
 
 class Client(_storage.Requests):
@@ -132,7 +135,10 @@ class Client(_storage.Requests):
         with contextlib.suppress(ClosedError):
             while True:
                 for event in run(Request(self._open(), _storage.EVENTS, 0, 1, _storage.text_of, None)):
-                    on_revoke(event)
+                    try:
+                        on_revoke(event)
+                    except Exception:  # the next event is told all the same
+                        logger.exception("on_revoke has failed")
 
     # Values.
 

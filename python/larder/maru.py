@@ -38,6 +38,7 @@ from .client import Allocation, Client
 from .errors import ClosedError, LarderError, NoSpaceError
 
 logger = logging.getLogger(__name__)
+logger.addHandler(logging.NullHandler())  # who wants to read it says so
 
 _PAGE = 4096  # what page sizes are multiples of
 

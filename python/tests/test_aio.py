@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -124,6 +125,27 @@ class Aio(unittest.IsolatedAsyncioTestCase):
             self.server.resume()
         with self.assertRaises(larder.ClosedError):
             await self.client.get("k")
+
+    async def test_calls_go_on_when_the_server_comes_back(self):
+        await self.client.put("before", b"value")
+        self.server.kill()
+        waiting = [asyncio.create_task(self.client.put(f"k{i}", bytes([i]) * 1000)) for i in range(20)]
+        reading = asyncio.create_task(self.client.get("before"))
+        await asyncio.sleep(0.5)
+        self.server.start()
+        self.assertEqual(await asyncio.gather(*waiting), [True] * 20)
+        self.assertEqual(await reading, b"value")
+        self.assertEqual(await self.client.get("k7"), bytes([7]) * 1000)
+
+    async def test_what_comes_too_late_for_its_coroutine_is_undone(self):
+        await self.client.put("k", b"value")
+        for wait in (0, 0.0002, 0.001, 0.005):
+            opening = asyncio.ensure_future(self.client.view("k"))
+            await asyncio.sleep(wait)
+            opening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                (await opening).close()
+        self.assertEqual(self.client._calls, {})
 
     async def test_another_loop_is_refused(self):
         def elsewhere():

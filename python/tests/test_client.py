@@ -604,7 +604,7 @@ class Eviction(unittest.TestCase):
             self.assertEqual([(event["bytes"], event["reason"]) for event in told], [(16 << 20, "revoked")])
             self.assertEqual(loser.stats()["revoked"], 1)
             self.assertFalse(loser.exists("cold"))
-            loser.put("again", bytearray(10 << 20))
+            self.assertTrue(loser.put("again", bytearray(10 << 20)))
 
 
 if __name__ == "__main__":
