@@ -291,17 +291,34 @@ func (v *Views) Close() error {
 	if !v.isOpen {
 		return nil
 	}
-	sound := v.c.cfg.Clock() < v.deadline.Load() && !v.broken.Load()
-	for i := range v.items {
-		it := &v.items[i]
-		sound = sound && (it.dev == nil || it.dev.generation() == it.generation)
-	}
+	sound := v.sound()
 	v.discard()
 	if !sound {
 		v.c.counters.late.Add(1)
 		return fail("close view", nil, ErrLease)
 	}
 	return nil
+}
+
+// Err returns nil if all bytes read so far were right, and otherwise what Close is going to return.
+func (v *Views) Err() error {
+	if v.isOpen && !v.sound() {
+		return fail("view", nil, ErrLease)
+	}
+	return nil
+}
+
+// sound reports whether no lease has ended, and no device has lost its bytes.
+func (v *Views) sound() bool {
+	if v.over(v.c.cfg.Clock()) {
+		return false
+	}
+	for i := range v.items {
+		if it := &v.items[i]; it.dev != nil && it.dev.generation() != it.generation {
+			return false
+		}
+	}
+	return true
 }
 
 // Guard runs f, which reads the views' bytes, and returns an error instead of crashing if the memory behind them is
