@@ -79,6 +79,7 @@ _CALLS: dict[str, list[Any]] = {
     "larder_client_room": [_u64, ctypes.c_void_p],
     "larder_client_cancel": [_u64],
     "larder_view_close": [_u64],
+    "larder_view_check": [_u64],
     "larder_alloc_abort": [_u64],
     "larder_layer_launch": [_u64, _i64, ctypes.c_void_p, _u64],
     "larder_prefix_hashes": [ctypes.c_void_p, _i64, _i64, _u64, ctypes.c_void_p],

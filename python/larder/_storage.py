@@ -600,6 +600,13 @@ class Lease:
             return e
         return None
 
+    def check(self) -> None:
+        """Raise LeaseError if what was read so far may be wrong."""
+        if self._handle:
+            _lib.call("larder_view_check", self._handle)
+        elif self._error is not None:
+            raise self._error
+
     def settle(self) -> None:
         """Raise what it was closed with, if it was."""
         error, self._error = self._error, None

@@ -26,7 +26,7 @@ from typing import Any, Generic, TypeVar
 
 from . import _lib, _storage
 from ._storage import Item, Key, Prefix, PrefixContext, Request, Requests, Value
-from .client import LayerReader, LayerWriter, View, Views
+from .client import Allocation, LayerReader, LayerWriter, View, Views
 from .errors import InvalidArgumentError, LarderError
 
 T = TypeVar("T")
@@ -370,6 +370,26 @@ class AsyncClient(Requests):
 
         return Opening(opening())
 
+    # Values in place.
+
+    def alloc(self, size: int, *, timeout: float | None = None) -> Opening[AsyncAllocation]:
+        """Client.alloc, for async with; awaited, an AsyncAllocation."""
+
+        async def opening() -> AsyncAllocation:
+            return (await self.alloc_batch([size], timeout=timeout))[0]
+
+        return Opening(opening())
+
+    async def alloc_batch(self, sizes: Sequence[int], *, timeout: float | None = None) -> list[AsyncAllocation]:
+        """Client.alloc_batch."""
+        places: list[list[int]] = await self._run(self._alloc_request(sizes, timeout))
+        return [AsyncAllocation(self, *place) for place in places]
+
+    async def store_batch(self, keys: Sequence[Key], allocations: Sequence[AsyncAllocation], *, timeout: float | None = None) -> list[bool]:
+        """Client.store_batch."""
+        answer: list[bool] = await self._run(self._store_request(keys, [a._take() for a in allocations], timeout))
+        return answer
+
     # What there is.
 
     async def stats(self) -> dict[str, Any]:
@@ -423,6 +443,21 @@ class AsyncPin:
         self._held = False
         kind, owner = self._spec
         return await self._client.unpin(self._key, kind=kind, owner=owner)
+
+
+class AsyncAllocation(Allocation):
+    """larder.Allocation, whose store is a coroutine."""
+
+    async def __aenter__(self) -> AsyncAllocation:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.abort()
+
+    async def store(self, key: Key, *, timeout: float | None = None) -> bool:  # type: ignore[override]
+        """Allocation.store."""
+        stored: list[bool] = await self._client.store_batch([key], [self], timeout=timeout)
+        return stored[0]
 
 
 _Run = Callable[[Request], Awaitable[Any]]

@@ -417,7 +417,7 @@ class Pin:
 class Allocation:
     """Memory of the pool that this client fills, and stores. One that is neither stored nor given up is kept from everybody else."""
 
-    def __init__(self, client: Client, handle: int, address: int, size: int, region: int, offset: int, length: int) -> None:
+    def __init__(self, client: Any, handle: int, address: int, size: int, region: int, offset: int, length: int) -> None:
         self._client = client
         self._handle = handle
         self._size = size
@@ -443,7 +443,7 @@ class Allocation:
     def store(self, key: Key, *, timeout: float | None = None) -> bool:
         """Register what was written under a key. Returns whether it is a new entry. The memory must not be touched any more. Raises
         RevokedError or SessionExpiredError if it was taken away meanwhile: allocate and fill another one then."""
-        return self._client.store_batch([key], [self], timeout=timeout)[0]
+        return bool(self._client.store_batch([key], [self], timeout=timeout)[0])
 
     def abort(self) -> None:
         """Give the memory back unused; nothing if it was stored."""

@@ -15,7 +15,9 @@ something was evicted. Here there is one:
   same exchange that asks for memory, as many as are missing; then regions whose owners are gone; then a region of another client.
 - A client that loses a region is told, moves what it was storing there, and forgets the region: ``on_region_removed``, and
   ``get_owned_region_ids``.
-- What retrieve returns stays where it is for as long as the memoryview, or anything made of it, lives.
+- What retrieve returns is under a lease, which is renewed for as long as the memoryview, or anything made of it, lives. When the master
+  needs that memory all the same the lease ends, in a second at most: read first, and then ask ``info.valid``, or call
+  ``info.release()``, which raises LeaseError. What is pinned stays.
 
 What else is different: ``server_url`` names masters of larder (several, with commas); memory comes in regions of ``pool_size``, of which
 the server's ``max_regions_per_instance`` says how many there may be, not ``auto_expand``; memory of retrieve is read-only; a pin ends
@@ -35,7 +37,7 @@ from typing import Any
 
 from . import _storage
 from .client import Allocation, Client
-from .errors import ClosedError, LarderError, NoSpaceError
+from .errors import ClosedError, LarderError, LeaseError, NoSpaceError
 
 logger = logging.getLogger(__name__)
 logger.addHandler(logging.NullHandler())  # who wants to read it says so
@@ -120,13 +122,26 @@ class MemoryInfo:
     page_index: int = 0
     _lease: _storage.Lease | None = field(default=None, repr=False)
 
+    @property
+    def valid(self) -> bool:
+        """Whether what was read from the view until now is what was stored."""
+        try:
+            self._check()
+        except LeaseError:
+            return False
+        return True
+
     def release(self) -> None:
-        """Let the value go before the memoryview is garbage. If it is the last one of its batch_retrieve, LeaseError is raised if what
-        was read of these may be wrong."""
-        lease, self._lease = self._lease, None
-        self.view.release()
-        if lease is not None:
-            lease.settle()
+        """Let the value go before the memoryview is garbage. Raises LeaseError if what was read may not be what was stored."""
+        try:
+            self._check()
+        finally:
+            self._lease = None
+            self.view.release()
+
+    def _check(self) -> None:
+        if self._lease is not None:
+            self._lease.check()
 
 
 class MaruHandler:

@@ -186,6 +186,19 @@ func larder_view_close(handle C.uint64_t, e *C.larder_error) C.int32_t {
 	})
 }
 
+// larder_view_check fails with codeLease if what was read in views may be wrong.
+//
+//export larder_view_check
+func larder_view_check(handle C.uint64_t, e *C.larder_error) C.int32_t {
+	return guard(e, func() error {
+		v, err := views.of(uint64(handle))
+		if err != nil {
+			return err
+		}
+		return v.Err()
+	})
+}
+
 // larder_alloc_abort gives the memory of an allocation back that was not stored.
 //
 //export larder_alloc_abort

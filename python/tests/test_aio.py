@@ -73,6 +73,18 @@ class Aio(unittest.IsolatedAsyncioTestCase):
                 raise RuntimeError("mine")
         self.assertFalse(await self.client.exists("early"))
 
+    async def test_allocations(self):
+        async with self.client.alloc(5) as space:
+            space.memory[:] = b"alloc"
+            self.assertTrue(await space.store("alloc"))
+        self.assertEqual(await self.client.get("alloc"), b"alloc")
+        spaces = await self.client.alloc_batch([1, 2])
+        spaces[0].memory[:] = b"1"
+        self.assertEqual(await self.client.store_batch(["one"], spaces[:1]), [True])
+        spaces[1].abort()
+        with self.assertRaises(larder.ClosedError):
+            await spaces[1].store("two")
+
     async def test_many_calls_at_once_need_no_threads(self):
         await self.client.put("k", b"value")
         await asyncio.gather(*(self.client.get("k") for _ in range(10)))

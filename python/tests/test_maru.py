@@ -6,6 +6,7 @@ import threading
 import time
 import unittest
 
+import larder
 from larder.maru import AllocHandle, MaruConfig, MaruHandler
 from processes import PATIENCE, Case
 from servers import serving
@@ -168,7 +169,7 @@ class OwnEntries(unittest.TestCase):
                     self.assertEqual(after["requests"] - before["requests"], 1)
                     self.assertGreaterEqual(after["own_entries"] - before["own_entries"], 20)
 
-    def test_what_is_pinned_or_being_read_stays(self):
+    def test_what_is_pinned_stays_and_what_is_read_is_told(self):
         with serving("--max-regions-per-instance=1") as server, handler(server) as h:
             pages = h.get_region_page_count(h.get_owned_region_ids()[0])
             fill(h, "pinned", 7)
@@ -177,9 +178,11 @@ class OwnEntries(unittest.TestCase):
             info = h.retrieve("read")
             for i in range(2 * pages):
                 self.assertTrue(fill(h, f"k{i}", 1))
+                read = bytes(info.view)
+                if info.valid:
+                    self.assertEqual(read, bytes([8]) * CHUNK)
             self.assertTrue(h.exists("pinned"))
-            self.assertEqual(bytes(info.view), bytes([8]) * CHUNK)
-            info.release()
+            self.assertEqual(h.retrieve("pinned").view[0], 7)
 
     def test_nothing_can_be_evicted(self):
         with serving("--max-regions-per-instance=1", "--eviction-policy=none") as server, handler(server, timeout_ms=3000) as h:
@@ -261,6 +264,23 @@ class OtherClients(unittest.TestCase):
                 self.assertEqual(many.get_stats()["eviction"]["regions_lost"], 0)
                 self.assertEqual(few.get_stats()["eviction"]["regions_lost"], 1)
                 self.assertEqual(many.batch_exists([f"many{i}" for i in range(30)]), [True] * 30)
+
+    def test_readers_are_told_and_pins_hold(self):
+        options = ("--min-region-age=0s", "--max-regions-per-instance=1")
+        with serving(*options, pool="6MiB") as server, handler(server) as owner:
+            self.assertTrue(fill(owner, "read", 9))
+            self.assertTrue(owner.pin("read"))
+            info = owner.retrieve("read")
+            with self.assertLogs("larder.maru", "ERROR"), self.assertRaisesRegex(AssertionError, "not connected"):
+                handler(server, timeout_ms=2500)
+            self.assertEqual(bytes(info.view), bytes([9]) * CHUNK)
+            self.assertTrue(info.valid, "a region that has a pinned entry stays")
+            self.assertTrue(owner.unpin("read"))
+            with handler(server) as other:
+                self.assertTrue(fill(other, "other"))
+                self.assertFalse(info.valid, "its memory is another's now")
+                with self.assertRaises(larder.LeaseError):
+                    info.release()
 
     def test_memory_of_who_has_left_goes_first(self):
         with serving("--min-region-age=0s", pool="10MiB") as server, handler(server) as stays:
