@@ -24,7 +24,7 @@ from typing import Any
 
 from . import _device, _lib
 from ._memory import Memory, memory_of
-from .errors import ClosedError, InvalidArgumentError, LarderError, ReadOnlyError, TimedOutError, UnavailableError
+from .errors import ClosedError, ForkError, InvalidArgumentError, LarderError, ReadOnlyError, TimedOutError, UnavailableError
 
 Key = str | bytes
 
@@ -99,6 +99,7 @@ class Request:
 
     __slots__ = (
         "answer",
+        "progress",
         "count",
         "keep",
         "keys",
@@ -127,6 +128,7 @@ class Request:
         self.timeout = timeout
         self.regions: array[int] | None = None  # address, length, address, length ...
         self.keep: list[Any] = []  # what memory belongs to
+        self.progress: array[int] | None = None  # of who waits for the call
         self.memory: list[bytes | None] = []  # that was made for values
         self.settle: Callable[[], None] | None = None  # what is to be done with the memory when the call has ended well
         self.undo: Callable[[], None] | None = None  # what is to be done with what it has made when nobody wants that any more
@@ -193,9 +195,14 @@ def wants(progress: array[int]) -> bool:
     return progress[0] & 0xFFFFFFFF == _WANTS
 
 
+# Calls that are under way, for whose threads signals may come at any time: their memory is kept here, whatever becomes of the threads.
+_under_way: set[Request] = set()
+
+
 def run(request: Request) -> Any:
     """Make a call and wait for it. What interrupts that gives it up; its memory is free in any case."""
-    progress = array("Q", _PROGRESS)
+    progress = request.progress = new_progress()
+    _under_way.add(request)
     try:
         request.begin("larder_client_run", _SLICE, progress)
         while progress[0] & 0xFFFFFFFF != _ENDED:
@@ -204,8 +211,10 @@ def run(request: Request) -> Any:
             _lib.call("larder_client_wait", progress.buffer_info()[0], _SLICE)
     except BaseException:
         _abandon(progress)
+        _under_way.discard(request)
         request.discard(progress)
         raise
+    _under_way.discard(request)
     return request.finish(progress)
 
 
@@ -213,13 +222,21 @@ def _abandon(progress: array[int]) -> None:
     """End a call, and wait until it uses no memory any more, which is soon."""
     if not progress[1]:
         return  # it was not begun
-    with contextlib.suppress(LarderError):
-        _lib.call("larder_client_cancel", progress[1])
+    canceled = False
     while not has_ended(progress):
-        with contextlib.suppress(KeyboardInterrupt):  # another one: it must end first
+        try:
+            if not canceled:
+                _lib.call("larder_client_cancel", progress[1])
+                canceled = True
             if wants(progress):
                 time.sleep(0.001)  # it does not wait for that any more
             _lib.call("larder_client_wait", progress.buffer_info()[0], _SLICE)
+        except ForkError:
+            return
+        except LarderError:
+            canceled = True  # it has just ended
+        except BaseException:
+            continue  # one more Ctrl-C: it must end first
 
 
 def key_bytes(key: Key) -> bytes:

@@ -504,7 +504,9 @@ class _Layers:
 
     def _end_request(self, how: int) -> Request:
         handle, self._handle = self._open(), 0
-        return Request(handle, _storage.END_LAYERS, how, 1, lambda r: r.results[0] == 1, self._timeout)
+        request = Request(handle, _storage.END_LAYERS, how, 1, lambda r: r.results[0] == 1, self._timeout)
+        request.keep = list(self._keep.values())  # until it has ended
+        return request
 
 
 class LayerWriter(_Layers):

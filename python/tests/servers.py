@@ -51,8 +51,9 @@ class Server:
             self._process = None
 
     def pause(self) -> None:
-        """Have it do nothing."""
+        """Have it do nothing, from when this returns on."""
         self._process.send_signal(signal.SIGSTOP)
+        os.waitpid(self._process.pid, os.WUNTRACED)
 
     def resume(self) -> None:
         """Have it go on."""
