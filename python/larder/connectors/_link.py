@@ -143,9 +143,7 @@ class Link:
         except (larder.LarderError, BufferError) as e:
             self.say(what, "cannot %s: %s", what, e)
             return otherwise
-        if self._lost:
-            self._lost = False
-            logger.info("the pool answers again")
+        self._heard()
         return answer
 
     def store(self, what: str, question: Callable[[larder.Client, float], T], otherwise: T) -> T:
@@ -174,6 +172,14 @@ class Link:
             self._silent_until = time.monotonic() + self.settings.retry_interval
         if first:
             logger.warning("the pool does not answer, going on without: cannot %s: %s", what, error)
+
+    def _heard(self) -> None:
+        if not self._lost:
+            return
+        with self._lock:
+            self._lost = False
+            self._silent_until = 0.0
+        logger.warning("the pool answers again")
 
     def say(self, what: str, text: str, *arguments: Any) -> None:
         """Write a line to the log, unless one of the same kind was written just now."""

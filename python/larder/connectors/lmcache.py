@@ -233,7 +233,7 @@ class _Chunk:
             self.format, self.shapes, self._token_dimension = MemoryFormat.KV_2TD, [torch.Size([kv, tokens, hidden])], 1
         else:
             self.format, self.shapes, self._token_dimension = MemoryFormat.KV_T2D, [torch.Size([tokens, kv, hidden])], 0
-        self._bytes = sum(shape.numel() * dtype.itemsize for shape, dtype in zip(self.shapes, self.dtypes))
+        self._bytes = sum(shape.numel() * torch.empty(0, dtype=dtype).element_size() for shape, dtype in zip(self.shapes, self.dtypes))
         # The scheduler's lookups name the same keys, and it knows of the model no more than this.
         self.what = (self.format.name, layers, kv, heads, head_size, str(metadata.kv_dtype))
 
