@@ -8,6 +8,7 @@ import pickle
 import time
 import types
 import unittest
+from unittest import mock
 
 import engines
 from processes import Case
@@ -423,6 +424,152 @@ class Connector(Case):
             change()
             with self.assertRaisesRegex(ValueError, says):
                 connector.LarderConnector(config, KVConnectorRole.SCHEDULER, engine.kv_cache_config)
+
+
+class InstalledEngine:
+    """vLLM's own scheduler and the part of its model runner that calls connectors, around a model of ours."""
+
+    kv_first = hooks = False
+
+    def __init__(self, server) -> None:
+        from vllm import config as vllm_config
+        from vllm.distributed.kv_transfer import kv_transfer_state
+        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.core.sched.scheduler import Scheduler
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
+
+        config = vllm_config.VllmConfig(
+            cache_config=vllm_config.CacheConfig(block_size=BLOCK), device_config=vllm_config.DeviceConfig(device="cpu"),
+            kv_transfer_config=vllm_config.KVTransferConfig(
+                kv_connector="LarderConnector", kv_connector_module_path="larder.connectors.vllm", kv_role="kv_both",
+                kv_load_failure_policy="recompute", kv_connector_extra_config={"larder.masters": server.address},
+            ),
+        )  # fmt: skip
+
+        class Model(types.SimpleNamespace):  # vLLM's own needs its compiled parts; the scheduler asks it what it is not
+            def __getattr__(self, name):
+                return False
+
+        config.model_config = Model(model="toy", max_model_len=256, dtype=torch.float32, runner_type="generate")
+        config.cache_config.num_gpu_blocks = BLOCKS
+        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.float32)
+        groups = [KVCacheGroupSpec(LAYERS, spec)]
+        init_none_hash(sha256)
+        self.hasher = get_request_block_hasher(BLOCK, sha256)
+        caches = KVCacheConfig(num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=groups)
+        self.scheduler = Scheduler(config, caches, mock.MagicMock(), block_size=BLOCK, include_finished_set=True)
+        self.agent = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, caches)
+        self.rank = 0
+        self.caches = {name: torch.full((BLOCKS, HEADS, BLOCK, SIZE), -1.0) for name in LAYERS}
+        kv_transfer_state._KV_CONNECTOR_AGENT = self.agent  # as ensure_kv_transfer_initialized does
+        self.runner = ActiveKVConnector(config, self.caches)
+        self.external = 0  # tokens that were found
+
+    token = Worker.token if torch is not None else None
+    compute = Worker.compute if torch is not None else None
+
+    def close(self) -> None:
+        self.agent.shutdown()
+        self.scheduler.connector.shutdown()
+
+    def generate(self, name: str, tokens: list[int], before_execution=lambda output: None) -> bool:
+        """Run a request to its end. Returns whether all that the cache holds of it is right."""
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request as OwnRequest
+
+        request = OwnRequest(
+            request_id=name, prompt_token_ids=tokens, sampling_params=SamplingParams(max_tokens=6), pooling_params=None,
+            block_hasher=self.hasher,
+        )  # fmt: skip
+        self.scheduler.add_request(request)
+        while self.scheduler.has_requests():
+            output = self.scheduler.schedule()
+            before_execution(output)
+            self.scheduler.update_from_output(output, self.execute(output))
+        self.agent._worker._writer.flush(30)
+        seen = types.SimpleNamespace(all_token_ids=list(request.all_token_ids), places=self.places)
+        return all(
+            bool((self.token(layer, seen.places[p // BLOCK], p % BLOCK) == true_value(seen.all_token_ids, p, layer, 0)).all())
+            for layer in range(len(LAYERS)) for p in range(request.num_computed_tokens)
+        )  # fmt: skip
+
+    def execute(self, output):
+        """A step of the model runner."""
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        output.kv_connector_metadata = pickle.loads(pickle.dumps(output.kv_connector_metadata))
+        if not output.total_num_scheduled_tokens:
+            return self.runner.no_forward(output)
+        begins = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        begins.update(zip(cached.req_ids, cached.num_computed_tokens))
+        (name, begin), = begins.items()
+        request = self.scheduler.requests[name]
+        self.places = list(self.scheduler.kv_cache_manager.get_block_ids(name)[0])
+        self.external += begin if output.has_sync_kv_loads else 0
+        work = types.SimpleNamespace(all_token_ids=list(request.all_token_ids), places=self.places)
+        end = begin + output.num_scheduled_tokens[name]
+        self.runner.pre_forward(output)
+        for layer, layer_name in enumerate(LAYERS):  # as maybe_transfer_kv_layer does around attention
+            self.agent.wait_for_layer_load(layer_name)
+            self.compute(work, layer, begin, end)
+            self.agent.save_kv_layer(layer_name, self.caches[layer_name], None)
+        self.runner.finish_forward()
+        result = self.runner.post_forward(output.finished_req_ids)
+        sampled = [[7]] if end >= request.num_tokens else [[]]
+        return ModelRunnerOutput(
+            req_ids=[name], req_id_to_index={name: 0}, sampled_token_ids=sampled, kv_connector_output=pickle.loads(pickle.dumps(result))
+        )
+
+
+@unittest.skipUnless(torch is not None and REAL, "needs vLLM")
+class Installed(Case):
+    """vLLM's own scheduler decides, and its own model runner calls the workers' side."""
+
+    def engine(self, server):
+        engine = InstalledEngine(server)
+        self.addCleanup(engine.close)
+        return engine
+
+    def serve(self):
+        server = Server(pool="1GiB")
+        self.addCleanup(server.stop)
+        return server
+
+    def test_a_prefix_is_shared_with_what_was_generated(self):
+        server = self.serve()
+        one = self.engine(server)
+        self.assertTrue(one.generate("a", PROMPT))
+        other = self.engine(server)
+        self.assertTrue(other.generate("b", [*PROMPT, *[7] * 4]))
+        self.assertEqual((one.external, other.external), (0, 6 * BLOCK))
+
+    def test_blocks_that_are_gone_are_computed_again(self):
+        server = self.serve()
+        self.assertTrue(self.engine(server).generate("a", PROMPT))
+        other, third = self.engine(server), None
+
+        def lose(output):
+            if output.has_sync_kv_loads and other.external == 0:
+                with server.client() as client:
+                    block = output.kv_connector_metadata.loads[2]
+                    self.assertTrue(client.delete(other.agent._layout.key(block.hash)))
+
+        self.assertTrue(other.generate("b", PROMPT, lose))
+        self.assertEqual(other.external, 5 * BLOCK)
+        third = self.engine(server)
+        self.assertTrue(third.generate("c", PROMPT))
+        self.assertEqual(third.external, 5 * BLOCK)
+
+    def test_a_pool_that_dies_is_not_noticed(self):
+        server = self.serve()
+        self.assertTrue(self.engine(server).generate("a", PROMPT))
+        other = self.engine(server)
+        self.assertTrue(other.generate("b", PROMPT, lambda output: server.kill()))
+        self.assertTrue(other.generate("c", PROMPT[::-1]))
 
 
 if __name__ == "__main__":
