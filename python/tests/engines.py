@@ -31,6 +31,11 @@ def _module(name: str, **contents: object) -> types.ModuleType:
     return sys.modules[name]
 
 
+def _calls(*names: str) -> type:
+    """A class whose subclasses must have methods of these names, as an engine demands it."""
+    return abc.ABCMeta("Calls", (), {name: abc.abstractmethod(lambda self, *arguments, **named: None) for name in names})
+
+
 def _installed(name: str) -> bool:
     try:
         importlib.import_module(name)
@@ -50,14 +55,16 @@ def vllm() -> bool:
         SCHEDULER = 0
         WORKER = 1
 
-    class KVConnectorMetadata(abc.ABC):
+    class KVConnectorMetadata:
         pass
 
-    class KVConnectorWorkerMetadata(abc.ABC):
-        @abc.abstractmethod
-        def aggregate(self, other: Any) -> Any: ...
+    class KVConnectorWorkerMetadata(_calls("aggregate")):
+        pass
 
-    class KVConnectorBase_V1(abc.ABC):
+    worker = ("start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save")
+    scheduler = ("get_num_new_matched_tokens", "update_state_after_alloc", "build_connector_meta")
+
+    class KVConnectorBase_V1(_calls(*worker, *scheduler)):
         def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
             self._connector_metadata = None
             self._kv_cache_config = kv_cache_config
@@ -74,10 +81,6 @@ def vllm() -> bool:
 
         def get_finished(self, finished_req_ids: set[str]) -> tuple[None, None]:
             return None, None
-
-        for name in ("start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save", "get_num_new_matched_tokens",
-                     "update_state_after_alloc", "build_connector_meta"):  # fmt: skip
-            locals()[name] = abc.abstractmethod(lambda self, *arguments, **named: None)
 
     _module("vllm", __version__="0.33.0")
     _module(
@@ -111,12 +114,9 @@ def sglang() -> bool:
         prefix_keys: list[str] | None = None
         extra_info: dict[str, Any] | None = None
 
-    class HiCacheStorage(abc.ABC):
+    class HiCacheStorage(_calls("get", "batch_get", "set", "batch_set", "exists")):
         def register_mem_pool_host(self, mem_pool_host: Any) -> None:
             self.mem_pool_host = mem_pool_host
-
-        for name in ("get", "batch_get", "set", "batch_set", "exists"):
-            locals()[name] = abc.abstractmethod(lambda self, *arguments, **named: None)
 
     _module(
         "sglang.srt.mem_cache.hicache_storage", HiCacheStorage=HiCacheStorage, HiCacheStorageConfig=HiCacheStorageConfig,
@@ -150,19 +150,14 @@ def lmcache() -> bool:
         KV_2TD = 3
         KV_MLA_FMT = 4
 
-    class StorageBackendInterface(abc.ABC):
-        def __init__(self, dst_device: str = "cpu") -> None:
-            self.dst_device = dst_device
+    keys = ("contains", "exists_in_put_tasks", "pin", "unpin", "remove")
+    values = ("batched_submit_put_task", "get_blocking", "get_allocator_backend", "close")
 
-        for name in ("contains", "exists_in_put_tasks", "batched_submit_put_task", "get_blocking", "pin", "unpin", "remove",
-                     "get_allocator_backend", "close"):  # fmt: skip
-            locals()[name] = abc.abstractmethod(lambda self, *arguments, **named: None)
-
-    class StoragePluginInterface(StorageBackendInterface):
+    class StoragePluginInterface(_calls(*keys, *values)):
         def __init__(
             self, dst_device: str = "cpu", config: Any = None, metadata: Any = None, local_cpu_backend: Any = None, loop: Any = None
         ) -> None:
-            super().__init__(dst_device)
+            self.dst_device = dst_device
             self.config, self.metadata, self.local_cpu_backend, self.loop = config, metadata, local_cpu_backend, loop
 
     _module("lmcache.utils", CacheEngineKey=CacheEngineKey)

@@ -9,7 +9,6 @@ import types
 import unittest
 
 import engines
-import larder
 from processes import Case
 from servers import Server
 

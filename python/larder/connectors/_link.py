@@ -35,7 +35,7 @@ MAX_KEY = 1024
 # Seconds between two lines of the log that say the same.
 QUIET = 10.0
 
-# Seconds that a link waits for what is under way when it is closed.
+# Seconds that a link waits for what is under way when it is closed; a pool that does not answer is not waited for.
 GOODBYE = 2.0
 
 
@@ -198,7 +198,7 @@ class Link:
             client, self._client = self._client, None
         if client is not None:
             with contextlib.suppress(larder.LarderError):
-                client.close(timeout=GOODBYE)
+                client.close(timeout=0.01 if self._lost else GOODBYE)
 
 
 class Writer:

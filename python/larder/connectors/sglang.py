@@ -58,7 +58,8 @@ class LarderStorage(HiCacheStorage):
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
         """Store pages of the host's pool. Returns which are held now."""
-        return self._write(keys, lambda wanted: [self._pages(keys, host_indices)[i] for i in wanted])
+        pages = self._pages(keys, host_indices)
+        return self._write(keys, lambda wanted: [pages[i] for i in wanted])
 
     def _pages(self, keys: Sequence[str], indices: torch.Tensor) -> list[Parts]:
         addresses, sizes = self.mem_pool_host.get_page_buffer_meta(indices)
