@@ -413,6 +413,58 @@ class Connector(Case):
         one.update(one.execute((plan, [(request, external, request.num_tokens)], True)))
         self.assertTrue(one.is_right(request))
 
+    def test_a_step_that_is_given_up_does_not_keep_the_next_one_from_loading(self):
+        server = self.serve()
+        self.engine(server).generate("a", PROMPT)
+        other = self.engine(server)
+        worker = other.workers[0].connector
+        request = Request("b", PROMPT)
+        other.waiting.append(request)
+        plan, _, _ = other.schedule(1000)
+        given_up = pickle.loads(plan)
+        given_up.loads = given_up.loads[:1]
+        given_up.loads[0].place = BLOCKS - 1
+        worker.bind_connector_metadata(given_up)
+        worker.start_load_kv(None)
+        worker.bind_connector_metadata(pickle.loads(plan))
+        worker.start_load_kv(None)
+        for name in LAYERS:
+            worker.wait_for_layer_load(name)
+        self.assertEqual(worker.get_block_ids_with_load_errors(), set())
+        request.all_token_ids = PROMPT[: 5 * BLOCK]
+        self.assertTrue(other.is_right(request))
+        for cache in other.workers[0].caches.values():
+            self.assertTrue(bool((cache[BLOCKS - 1] == -1).all()), "a block that may be somebody else's by now was written")
+
+    def test_a_model_that_does_not_wait_for_layers_is_not_taken_to_have_had_them(self):
+        server = self.serve()
+        self.engine(server).generate("a", PROMPT)
+        other = self.engine(server, hooks=False)
+        request = Request("b", PROMPT)
+        other.waiting.append(request)
+        with self.assertLogs("larder.connectors", "WARNING"):
+            result = other.execute(other.schedule(1000))
+        self.assertEqual(result[1], set(request.places[:5]))
+        other.update(result)
+        while other.running:
+            other.step()
+        self.assertTrue(other.is_right(request))
+
+    def test_layers_that_nobody_waits_for_are_there_for_a_model_that_comes_after(self):
+        server = self.serve()
+        self.engine(server).generate("a", PROMPT)
+        other = self.engine(server)
+        request = Request("b", PROMPT)
+        other.waiting.append(request)
+        plan, _, _ = other.schedule(1000)
+        worker = other.workers[0].connector
+        worker.bind_connector_metadata(pickle.loads(plan))
+        worker.start_load_kv(None)
+        worker.wait_for_layer_load(LAYERS[0])
+        self.assertEqual(worker.get_block_ids_with_load_errors(), set())
+        request.all_token_ids = PROMPT[: 5 * BLOCK]
+        self.assertTrue(other.is_right(request))
+
     def test_engines_that_are_not_supported_are_refused(self):
         server = self.serve()
         engine = self.engine(server)

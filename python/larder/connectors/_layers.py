@@ -136,6 +136,7 @@ class Load:
         self._intact = False
         self._free: queue.Queue[_Lot | None] = queue.Queue()  # at most AHEAD, and one None
         self._read: queue.Queue[_Lot | None] = queue.Queue()  # likewise; None is the end
+        self._asked = False  # for a layer
         self._ended = False
         threading.Thread(target=self._run, name="larder-load", daemon=True).start()
 
@@ -143,15 +144,26 @@ class Load:
 
     def inject(self, name: str) -> None:
         """Copy layers into the cache until it has name's, or it cannot be had in time."""
+        self._asked = True
         while name in self._left and not self._ended:
             self._take()
 
-    def finish(self) -> set[int]:
-        """Copy what is left, and return the places of blocks that were not read."""
+    def finish(self, late: bool) -> set[int]:
+        """Copy what is left, and return the places of blocks that were not read. late says that the model has been computed, with what
+        was there: if it has not asked for any layer, none is right. If it has, those that are left are of a model that comes after."""
+        if late and not self._asked:
+            self._link.say("layers", "no layer of a load was asked for: set layerwise to false")
+            self.abandon()
+            return set(self._places)
         while not self._ended:
             self._take()
-        self._free.put(None)
+        self.abandon()
         return self._missing if self._intact and not self._left else set(self._places)
+
+    def abandon(self) -> None:
+        """Copy no more."""
+        self._ended = True
+        self._free.put(None)
 
     def _take(self) -> None:
         try:

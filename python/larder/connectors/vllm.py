@@ -363,22 +363,25 @@ class _Worker:
     # Loading.
 
     def start_load(self, plan: Plan) -> None:
-        if not plan.loads or self._load is not None:
+        if self._load is not None:  # of a step that was given up
+            self._load.abandon()
+            self._load = None
+        if not plan.loads:
             return
         self._outcome[plan.step] = True
         keys = [self._layout.key(block.hash) for block in plan.loads]
         self._load = Load(self._link, self.cache, keys, [block.place for block in plan.loads], plan.step)
         if not self._layerwise:
-            self._end_load()
+            self._end_load(late=False)
 
     def wait_for_layer(self, name: str) -> None:
         if self._load is not None:
             self._load.inject(name)
 
-    def _end_load(self) -> None:
+    def _end_load(self, late: bool = True) -> None:
         load, self._load = self._load, None
         if load is not None:
-            failed = load.finish()
+            failed = load.finish(late)
             self._failed |= failed
             self._outcome[load.step] = not failed
 
