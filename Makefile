@@ -12,7 +12,7 @@ NIGHTMINUTES ?= 60
 PYTHON       ?= python3
 WHEELFLAGS   ?=
 
-.PHONY: all build test test-short race vet fmt fmt-check lint sim fuzz bench chaos planted merge nightly reliability rdma rdma-lint python python-test python-wheel clean
+.PHONY: all build test test-short race vet fmt fmt-check lint sim fuzz bench chaos planted merge nightly reliability rdma rdma-lint python python-test python-examples python-wheel clean
 
 all: build
 
@@ -117,6 +117,10 @@ python:
 # With any Python from 3.10 on; tests that need numpy or torch are skipped where these are missing.
 python-test: python build
 	cd python/tests && PYTHONPATH=.. $(PYTHON) -W error::ResourceWarning -m unittest discover $(PYTHONTESTFLAGS)
+
+# The examples in Python, which start servers and check themselves. Without numpy they are skipped.
+python-examples: python build
+	cd examples/kvcache && PYTHONPATH=../../python $(PYTHON) -W error::ResourceWarning -m unittest
 
 # pip fetches setuptools for it; WHEELFLAGS=--no-build-isolation takes the one that is there.
 python-wheel: python
