@@ -210,22 +210,57 @@ func (c *Conn) obey(size uint64) error {
 	return nil
 }
 
-// Write sends a message. It returns when the system has taken all of it. After an error the connection is of no use.
+// Buffered reports whether something of a further message, or of a command, has been read from the system already. Whoever
+// answers messages uses it to send the answers of a burst at once: see Queue. It is for the goroutine that calls Read.
+func (c *Conn) Buffered() bool { return c.r.Buffered() > 0 }
+
+// errNoParts says that a message was to be sent that cannot be.
+var errNoParts = errors.New("zmtp: a message has at least one part")
+
+// Write sends a message, after those that are queued. It returns when the system has taken all of it. After an error the
+// connection is of no use.
 func (c *Conn) Write(parts ...[]byte) error {
 	if len(parts) == 0 {
-		return errors.New("zmtp: a message has at least one part")
+		return errNoParts
 	}
 	c.w.Lock()
 	defer c.w.Unlock()
-	c.out = appendMessage(c.out[:0], parts)
-	return c.flush(c.out)
+	c.out = appendMessage(c.out, parts)
+	return c.flush()
 }
 
-// flush writes whole frames. w is held.
-func (c *Conn) flush(b []byte) error {
-	if cap(c.out) > 1<<20 {
+// Queue has a message sent with the next one that is written, or by Flush. What is queued has no bound but the caller's.
+func (c *Conn) Queue(parts ...[]byte) error {
+	if len(parts) == 0 {
+		return errNoParts
+	}
+	c.w.Lock()
+	defer c.w.Unlock()
+	c.out = appendMessage(c.out, parts)
+	return nil
+}
+
+// Flush sends what is queued, in one piece, and returns as Write does.
+func (c *Conn) Flush() error {
+	c.w.Lock()
+	defer c.w.Unlock()
+	return c.flush()
+}
+
+// flush writes the frames that wait. w is held.
+func (c *Conn) flush() error {
+	b := c.out
+	if len(b) == 0 {
+		return nil
+	}
+	if c.out = b[:0]; cap(b) > 1<<20 {
 		c.out = nil // one large message is no reason to keep its memory
 	}
+	return c.send(b)
+}
+
+// send writes whole frames. w is held.
+func (c *Conn) send(b []byte) error {
 	err := c.conn.SetWriteDeadline(soon(c.cfg.WriteTimeout))
 	if err == nil {
 		_, err = c.conn.Write(b)
@@ -241,8 +276,8 @@ func (c *Conn) flush(b []byte) error {
 func (c *Conn) command(name string, data []byte) error {
 	c.w.Lock()
 	defer c.w.Unlock()
-	c.out = appendCommand(c.out[:0], name, data)
-	return c.flush(c.out)
+	c.out = appendCommand(c.out, name, data)
+	return c.flush()
 }
 
 // Subscribe has a PUB send messages whose first part begins with topic; an empty one stands for all.

@@ -198,5 +198,5 @@ func (s *subscriber) take() [][]byte {
 func (s *subscriber) send(m []byte) error {
 	s.c.w.Lock()
 	defer s.c.w.Unlock()
-	return s.c.flush(m)
+	return s.c.send(m)
 }

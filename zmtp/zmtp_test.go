@@ -87,6 +87,39 @@ func TestMessages(t *testing.T) {
 	}
 }
 
+// TestQueue: what is queued goes out with what is written next, in order, and the reader can tell that more has come.
+func TestQueue(t *testing.T) {
+	burst := make(chan []string, 1)
+	s := listen(t, Config{Type: ROUTER}, func(c *Conn) {
+		var got []string
+		for {
+			m, err := c.Read()
+			if err != nil {
+				return
+			}
+			if got = append(got, string(m[0])); !c.Buffered() {
+				burst <- got
+				got = nil
+			}
+		}
+	})
+	c := dial(t, s.Endpoint(), Config{Type: DEALER})
+	require.NoError(t, c.Flush(), "there may be nothing")
+	require.NoError(t, c.Queue([]byte("1")))
+	require.NoError(t, c.Queue([]byte("2")))
+	require.Error(t, c.Queue())
+	select {
+	case got := <-burst:
+		require.Fail(t, "nothing has been flushed", "%v", got)
+	case <-time.After(20 * time.Millisecond):
+	}
+	require.NoError(t, c.Flush())
+	require.Equal(t, []string{"1", "2"}, <-burst)
+	require.NoError(t, c.Queue([]byte("3")))
+	require.NoError(t, c.Write([]byte("4")))
+	require.Equal(t, []string{"3", "4"}, <-burst)
+}
+
 // TestHandshake: each side learns who the other is.
 func TestHandshake(t *testing.T) {
 	who := make(chan *Conn, 1)
