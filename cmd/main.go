@@ -37,6 +37,7 @@ type cli struct {
 	Sim       simCmd       `cmd:"" help:"Simulate clusters that serve an LLM, with the real scheduler and index; see larder sim run --help."`
 	Transfer  transferCmd  `cmd:"" help:"Measure and look at the transfer engine: the ways between two processes."`
 	PG        pgCmd        `cmd:"" name:"pg" help:"Measure process groups: collectives that keep going when ranks die."`
+	Maru      maruCmd      `cmd:"" help:"Compare what is served to Maru's clients with Maru's own server."`
 	Config    configCmd    `cmd:"" help:"Check and print configurations."`
 	Version   versionCmd   `cmd:"" help:"Print the version."`
 }

@@ -1,0 +1,84 @@
+package cmd
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"time"
+
+	"larder/cmd/bench"
+)
+
+// maruCmd is larder maru.
+type maruCmd struct {
+	Bench maruBench `cmd:"" help:"Compare with Maru's own server: the same requests from the same clients, one server after the other."`
+}
+
+// maruBench is larder maru bench.
+type maruBench struct {
+	Maru    string        `required:"" type:"existingdir" placeholder:"PATH" help:"A checkout of Maru, whose server is started."`
+	Python  string        `default:"python3" help:"Interpreter that runs it: 3.12 or later, with pyzmq, msgpack, dacite and numpy (default python3)."`
+	Clients []int         `default:"1,8" help:"Clients at once, each figure anew (default 1,8)."`
+	Time    time.Duration `default:"2s" help:"Time for each figure (default 2s)."`
+	Only    string        `name:"run" placeholder:"REGEXP" help:"Only figures that match, as sync/lookup, async/mixed."`
+	Dir     string        `type:"existingdir" help:"Directory for Larder's data (default: the one for temporary files). Its disk is what changes wait for; Maru's server keeps nothing."`
+	JSON    bool          `help:"Print JSON."`
+}
+
+// maxMaruClients is how many clients a comparison may have: threads of this process.
+const maxMaruClients = 256
+
+// Run implements the command.
+func (c *maruBench) Run(e *env) error {
+	cfg := bench.MaruConfig{
+		Python: c.Python, Dir: c.Dir, Clients: c.Clients, Time: c.Time,
+		Progress: func(row string) { fmt.Fprintln(e.stderr, "measuring", row) },
+	}
+	for _, n := range c.Clients {
+		if n < 1 || n > maxMaruClients {
+			return usageError(fmt.Errorf("maru bench: --clients %d: from 1 to %d", n, maxMaruClients))
+		}
+	}
+	if c.Time < 10*time.Millisecond {
+		return usageError(fmt.Errorf("maru bench: --time %v is too short; at least 10ms", c.Time))
+	}
+	if c.Only != "" {
+		r, err := regexp.Compile(c.Only)
+		if err != nil {
+			return usageError(fmt.Errorf("maru bench: --run: %w", err))
+		}
+		cfg.Run = r
+	}
+	var err error
+	if cfg.Maru, err = filepath.Abs(c.Maru); err == nil {
+		cfg.Program, err = os.Executable()
+	}
+	if err != nil {
+		return fmt.Errorf("maru bench: %w", err)
+	}
+	if err := bench.CheckMaru(e.ctx, c.Python, cfg.Maru); err != nil {
+		return usageError(fmt.Errorf("maru bench: %w", err))
+	}
+	rows, err := bench.Maru(e.ctx, cfg)
+	if c.JSON {
+		return errors.Join(printJSON(e.stdout, rows), err)
+	}
+	return errors.Join(printMaru(e.stdout, rows), err)
+}
+
+// printMaru prints the comparison as a table.
+func printMaru(w io.Writer, rows []bench.MaruRow) error {
+	t := newTable("MODE", "OPERATION", "-CLIENTS", "-LARDER/s", "-p50 us", "-p99 us", "-MARU/s", "-p50 us", "-p99 us", "-RATIO",
+		"MARU'S SERVER")
+	whole := func(v float64) string { return strconv.FormatFloat(v, 'f', 0, 64) }
+	for i := range rows {
+		r := &rows[i]
+		t.row(r.Mode, r.Op, r.Clients, whole(r.Larder.Requests), whole(r.Larder.P50), whole(r.Larder.P99),
+			whole(r.Maru.Requests), whole(r.Maru.P50), whole(r.Maru.P99), fmt.Sprintf("%.2f", r.Ratio), r.Maru.Server)
+	}
+	return t.print(w)
+}
