@@ -41,6 +41,7 @@ const (
 	KindFencedRegion Kind = 28 // a device's home has made sure that a region's owner writes there no more
 	KindPutName      Kind = 29 // set a name
 	KindDeleteName   Kind = 30 // remove one
+	KindMaru         Kind = 31 // an operation of a client of Maru's
 )
 
 // Header precedes every command. A command with Session and Seq is applied once: its result is remembered until

@@ -34,6 +34,7 @@ type Machine struct {
 	contextIDs map[Context]ContextID
 	tenants    map[string]*tenant
 	names      nameTable
+	maru       maruTable
 	pinsOf     map[Slot][]*pin
 	timedPins  pinHeap // those that end, the first on top
 
@@ -78,6 +79,7 @@ func newMachine() *Machine {
 		devices: map[DeviceID]*device{}, regions: map[RegionID]*region{}, sessions: map[SessionID]*session{},
 		openOf: map[string]SessionID{}, contexts: map[ContextID]*contextRecord{}, contextIDs: map[Context]ContextID{},
 		tenants: map[string]*tenant{}, pinsOf: map[Slot][]*pin{}, tasks: map[TaskID]*task{}, tasked: map[Slot]TaskID{},
+		maru:     maruTable{keys: map[string]*maruKey{}},
 		settings: DefaultSettings(),
 	}
 	m.prefixSeed = maphash.Comparable(m.table.seed, 0)
@@ -288,6 +290,8 @@ func newCommand(k Kind) Command {
 		return &PutName{}
 	case KindDeleteName:
 		return &DeleteName{}
+	case KindMaru:
+		return &Maru{}
 	default:
 		return nil
 	}
@@ -351,6 +355,8 @@ func (m *Machine) applyCommand(h Header, s *session, c Command, out *Results) er
 		m.applyPutName(s, c, out)
 	case *DeleteName:
 		m.applyDeleteName(s, c, out)
+	case *Maru:
+		m.applyMaru(c, out)
 	}
 	return nil
 }

@@ -42,6 +42,7 @@ const (
 	recTenant   = 'T'
 	recName     = 'M'
 	recNames    = 'V'
+	recMaru     = 'U'
 )
 
 // stateFormat is the first byte of the head record, raised when the layout of records changes.
@@ -330,6 +331,9 @@ func Open(store Store) (*Machine, error) {
 		return nil, err
 	}
 	if err := m.loadNames(store); err != nil {
+		return nil, err
+	}
+	if err := m.loadMaru(store); err != nil {
 		return nil, err
 	}
 	if err := m.restorePolicies(store); err != nil {

@@ -34,6 +34,7 @@ type region struct {
 	places     placeID  // other locations
 	copyBytes  uint64   // of them those that are not primaries
 	occupied   []uint64 // bitmap of pages
+	maru       maruList // keys of Maru's: they count in live and pinned, not in liveBytes
 	parts      [2]*partition
 	countedFor *tenant // see recount
 }
@@ -195,7 +196,7 @@ func (m *Machine) empty(r *region, limit int) int {
 			m.loseCopy(r.places, ReasonTaken, false)
 		}
 	}
-	return n
+	return n + m.emptyMaru(r, limit-n)
 }
 
 func (m *Machine) applyReturn(s *session, c *ReturnRegion, out *Results) {

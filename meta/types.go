@@ -148,8 +148,10 @@ const (
 	VersionTiers = 3
 	// VersionPromotion has settings that bound promotions, and watermarks of tiers and devices.
 	VersionPromotion = 4
+	// VersionMaru has keys of Maru's clients.
+	VersionMaru = 5
 	// ClusterVersion is the newest that this binary speaks.
-	ClusterVersion = VersionPromotion
+	ClusterVersion = VersionMaru
 )
 
 // DefaultSettings returns the settings that a pool begins with.
@@ -160,6 +162,10 @@ func DefaultSettings() Settings {
 		PromoteMost: defaultPromoteMost, PromoteRate: defaultPromoteRate,
 	}
 }
+
+// FeatureMaru is a feature of sessions that were opened for clients of Maru's: they never expire, and end when the last region
+// is returned, or when the pool is full and nobody has heard of their clients for a while. It is none of the wire's.
+const FeatureMaru = 1 << 63
 
 // Process identifies a client's process on its host, so that a server on the same host can tell that it is dead.
 type Process struct {

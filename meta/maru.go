@@ -1,0 +1,500 @@
+package meta
+
+import (
+	"cmp"
+	"encoding/binary"
+	"math/bits"
+	"slices"
+
+	"larder/protocol"
+)
+
+// Maru's clients register what they like: offsets that are no multiple of a page, locations that overlap, regions that are
+// not there, lengths below zero; and their pins have no owner. None of that fits an entry. So their keys are a table of
+// their own beside the entries. A key whose region is there when it is registered hangs on that: it counts as one of the
+// region's live entries, so that whatever is decided about regions (what is freed, given anew, or emptied first) sees it,
+// and it goes with the region. A key of a region that is not there is only a key.
+
+// Limits of Maru's keys.
+const (
+	// MaxMaruKeyBytes bounds a key. Maru has no bound; its connectors' keys have some hundred bytes.
+	MaxMaruKeyBytes = 64 << 10
+	// MaxMaruBatch bounds the keys of one command, and with them for how long it holds up others.
+	MaxMaruBatch = 65536
+)
+
+// MaruOp is what a Maru command does.
+type MaruOp uint8
+
+// Operations. Numbers are for ever: they are in logs.
+const (
+	MaruRegister MaruOp = 1 // register Entries; the first writer of a key wins
+	MaruDelete   MaruOp = 2 // remove Keys that are not pinned
+	MaruPin      MaruOp = 3 // count a pin of each of Keys
+	MaruUnpin    MaruOp = 4 // count one less
+	MaruLookup   MaruOp = 5 // where Keys lie, in order with the operations around it
+	MaruExists   MaruOp = 6 // which of Keys are there, likewise
+	MaruReturn   MaruOp = 7 // Instance returns Region
+)
+
+// Maru is an operation of a client of Maru's. It is applied as a whole or, with DeadlineMS, not at all: an entry of the log
+// that is stamped later refuses it with CodePending, since its client has given up and may use the page for something else.
+type Maru struct {
+	Op         MaruOp
+	Strict     bool   // of MaruPin: stop at the first key that is missing
+	Again      bool   // of MaruRegister: it may have been applied before, so that a key that lies just there is new, too
+	DeadlineMS uint64 // log time in ms; 0 = none
+	Keys       [][]byte
+	Entries    []MaruEntry // of MaruRegister
+	Instance   string      // of MaruReturn
+	Region     RegionID    // of MaruReturn
+}
+
+// MaruEntry is a key with its location, which nobody checks.
+type MaruEntry struct {
+	Key                    []byte
+	Region, Offset, Length MaruInt
+}
+
+// MaruInt is an integer of msgpack: of 64 bits with a sign, or without.
+type MaruInt struct {
+	Neg bool
+	Abs uint64
+}
+
+// MaruFound is where a key lies.
+type MaruFound struct {
+	Region         RegionID // 0 = the key is not found
+	Epoch          uint64   // of the region
+	Offset, Length MaruInt
+}
+
+// MaruSum is a sum of MaruInts, of 128 bits in two's complement.
+type MaruSum struct{ Hi, Lo uint64 }
+
+// add adds v, or with minus subtracts it.
+func (s *MaruSum) add(v MaruInt, minus bool) {
+	var carry uint64
+	if v.Neg != minus {
+		s.Lo, carry = bits.Sub64(s.Lo, v.Abs, 0)
+		s.Hi -= carry
+		return
+	}
+	s.Lo, carry = bits.Add64(s.Lo, v.Abs, 0)
+	s.Hi += carry
+}
+
+// Add adds v.
+func (s *MaruSum) Add(v MaruInt) { s.add(v, false) }
+
+// Plus returns the sum of two.
+func (s MaruSum) Plus(o MaruSum) MaruSum {
+	lo, carry := bits.Add64(s.Lo, o.Lo, 0)
+	return MaruSum{s.Hi + o.Hi + carry, lo}
+}
+
+// Int returns the sum as an integer of msgpack, if it is one.
+func (s MaruSum) Int() (MaruInt, bool) {
+	switch {
+	case s.Hi == 0:
+		return MaruInt{Abs: s.Lo}, true
+	case s.Hi == ^uint64(0) && s.Lo >= 1<<63:
+		return MaruInt{Neg: true, Abs: -s.Lo}, true
+	}
+	return MaruInt{}, false
+}
+
+// maruKey is one key of Maru's.
+type maruKey struct {
+	object
+	key                    string
+	region, offset, length MaruInt
+	birth                  uint64 // in order of registration, of which there is one with entries
+	pins                   uint64
+	at                     *region // nil: it was not there
+	prev, next             *maruKey
+}
+
+// maruTable is all of Maru's keys.
+type maruTable struct {
+	keys map[string]*maruKey
+	size MaruSum // of their lengths
+}
+
+// maruList is the keys of a region, the oldest first.
+type maruList struct {
+	first, last *maruKey
+	size        MaruSum
+}
+
+// find returns a key whose bytes are there. One whose device has lost them is as good as gone.
+func (t *maruTable) find(key []byte) *maruKey {
+	k := t.keys[string(key)]
+	if k == nil || k.at != nil && !k.at.sound() {
+		return nil
+	}
+	return k
+}
+
+// found is where a key lies, for those who ask.
+func (k *maruKey) found() MaruFound {
+	if k == nil || k.at == nil || !k.at.served() {
+		return MaruFound{}
+	}
+	return MaruFound{k.at.id, k.at.epoch, k.offset, k.length}
+}
+
+// addMaru enters a key, behind all others of its region.
+func (m *Machine) addMaru(k *maruKey) {
+	m.maru.keys[k.key] = k
+	m.maru.size.add(k.length, false)
+	r := k.at
+	if r == nil {
+		return
+	}
+	r.live++
+	if k.pins > 0 {
+		r.pinned++
+	}
+	r.maru.size.add(k.length, false)
+	if k.prev = r.maru.last; k.prev == nil {
+		r.maru.first = k
+	} else {
+		k.prev.next = k
+	}
+	r.maru.last = k
+}
+
+// dropMaru removes a key. Its region is left as it is, were it empty.
+func (m *Machine) dropMaru(k *maruKey) {
+	delete(m.maru.keys, k.key)
+	m.maru.size.add(k.length, true)
+	m.gone(k)
+	r := k.at
+	if r == nil {
+		return
+	}
+	r.live--
+	if k.pins > 0 {
+		r.pinned--
+	}
+	r.maru.size.add(k.length, true)
+	if k.prev == nil {
+		r.maru.first = k.next
+	} else {
+		k.prev.next = k.next
+	}
+	if k.next == nil {
+		r.maru.last = k.prev
+	} else {
+		k.next.prev = k.prev
+	}
+	k.at, k.prev, k.next = nil, nil, nil
+}
+
+func (m *Machine) applyMaru(c *Maru, out *Results) {
+	switch {
+	case m.settings.Version < VersionMaru:
+		out.fail(protocol.CodeUnsupported)
+		return
+	case c.DeadlineMS != 0 && m.head.now > c.DeadlineMS:
+		out.fail(protocol.CodePending)
+		return
+	}
+	out.code(0)
+	out.buf = append(out.buf, byte(c.Op))
+	switch c.Op {
+	case MaruRegister:
+		m.maruRegister(c, out)
+	case MaruDelete, MaruPin, MaruUnpin, MaruExists:
+		stopped := false
+		for _, key := range c.Keys {
+			ok := !stopped && m.maruKeyed(c.Op, m.maru.find(key))
+			stopped = stopped || c.Strict && !ok
+			out.bool(ok)
+		}
+	case MaruLookup:
+		for _, key := range c.Keys {
+			f := m.maru.find(key).found()
+			out.uvarint(uint64(f.Region))
+			if f.Region != 0 {
+				out.uvarint(f.Epoch)
+				out.buf = appendMaruInts(out.buf, f.Offset, f.Length)
+			}
+		}
+	case MaruReturn:
+		out.bool(m.maruReturn(c))
+	default:
+		out.fail(protocol.CodeBadRequest)
+	}
+}
+
+func (m *Machine) maruRegister(c *Maru, out *Results) {
+	for i := range c.Entries {
+		e := &c.Entries[i]
+		if len(e.Key) > MaxMaruKeyBytes {
+			out.fail(protocol.CodeKeyTooLong)
+			return
+		}
+	}
+	for i := range c.Entries {
+		e := &c.Entries[i]
+		if k := m.maru.find(e.Key); k != nil {
+			out.bool(c.Again && k.region == e.Region && k.offset == e.Offset && k.length == e.Length)
+			continue
+		}
+		out.bool(true)
+		if lost := m.maru.keys[string(e.Key)]; lost != nil {
+			r := lost.at
+			m.dropMaru(lost)
+			m.emptied(r)
+		}
+		m.head.births++
+		k := &maruKey{key: string(e.Key), region: e.Region, offset: e.Offset, length: e.Length, birth: m.head.births}
+		if r := m.regions[RegionID(e.Region.Abs)]; r != nil && !e.Region.Neg && r.sound() {
+			k.at = r
+		}
+		m.addMaru(k)
+		m.changed(k)
+	}
+}
+
+// maruKeyed carries out an operation on one key that is there, or is nil.
+func (m *Machine) maruKeyed(op MaruOp, k *maruKey) bool {
+	if k == nil {
+		return false
+	}
+	switch op {
+	case MaruDelete:
+		if k.pins > 0 {
+			return false
+		}
+		r := k.at
+		m.dropMaru(k)
+		if r != nil {
+			m.emptied(r) // it has waited for that, if its owner has returned it
+		}
+	case MaruPin:
+		if k.pins++; k.pins == 1 && k.at != nil {
+			k.at.pinned++
+		}
+		m.changed(k)
+	case MaruUnpin:
+		if k.pins == 0 {
+			return false
+		}
+		if k.pins--; k.pins == 0 && k.at != nil {
+			k.at.pinned--
+		}
+		m.changed(k)
+	default: // it is there
+	}
+	return true
+}
+
+// maruReturn has an instance return a region. Its session ends with its last one: who comes back opens another.
+func (m *Machine) maruReturn(c *Maru) bool {
+	r := m.regions[c.Region]
+	if r == nil || r.owner == nil || r.owner.ttlMS != 0 || r.owner.instance != c.Instance {
+		return false
+	}
+	switch r.state {
+	case RegionOwned, RegionOrphaned:
+		owner := r.owner
+		m.depart(r)
+		if owner.open && !slices.ContainsFunc(owner.regions, func(r *region) bool { return r.state == RegionOwned }) {
+			m.closeSession(owner)
+			m.fenceSession(owner)
+			m.forgetSession(owner)
+		}
+	case RegionDeparted: // returned before, and still there for its keys
+	default:
+		return false
+	}
+	return true
+}
+
+// emptyMaru removes up to limit of the keys of a region, the oldest first, and returns how many.
+func (m *Machine) emptyMaru(r *region, limit int) int {
+	n := 0
+	for ; n < limit && r.maru.first != nil; n++ {
+		m.dropMaru(r.maru.first)
+		m.stats.Removed[ReasonTaken]++
+	}
+	return n
+}
+
+// MaruLookup returns where a key of Maru's lies.
+func (m *Machine) MaruLookup(key []byte) MaruFound { return m.maru.find(key).found() }
+
+// MaruIn reports whether keys of Maru's lie in a region.
+func (m *Machine) MaruIn(id RegionID) bool {
+	r := m.regions[id]
+	return r != nil && r.maru.first != nil
+}
+
+// MaruExists reports whether a key of Maru's is there, be it in a region that never was.
+func (m *Machine) MaruExists(key []byte) bool { return m.maru.find(key) != nil }
+
+// MaruTotal returns how many keys of Maru's there are, and the sum of their lengths.
+func (m *Machine) MaruTotal() (keys int, size MaruSum) { return len(m.maru.keys), m.maru.size }
+
+// MaruUsed returns the sum of the lengths of Maru's keys in a region.
+func (m *Machine) MaruUsed(id RegionID) MaruSum {
+	if r := m.regions[id]; r != nil {
+		return r.maru.size
+	}
+	return MaruSum{}
+}
+
+// MaruResult is the result of a Maru command, after its code.
+type MaruResult struct {
+	Op MaruOp
+	d  decoder
+}
+
+// DecodeMaru reads the result of a Maru command, after its code: as many of what Bool or Found return as it had keys.
+func DecodeMaru(b []byte) MaruResult {
+	d := decoder{b: b}
+	return MaruResult{MaruOp(d.byte()), d}
+}
+
+// Bool returns what became of the next key: of MaruRegister whether it is new.
+func (r *MaruResult) Bool() bool { return r.d.bool() }
+
+// Found returns where the next key of MaruLookup lies.
+func (r *MaruResult) Found() MaruFound {
+	f := MaruFound{Region: RegionID(r.d.uvarint())}
+	if f.Region != 0 {
+		f.Epoch = r.d.uvarint()
+		decodeMaruInts(&r.d, &f.Offset, &f.Length)
+	}
+	return f
+}
+
+// End fails with ErrCorrupt if the result was not that.
+func (r *MaruResult) End() error { return r.d.end() }
+
+// MaruRegions calls fn with each region that a result of MaruLookup names: whoever asked is about to read there. rest is
+// the result after its code.
+func MaruRegions(rest []byte, fn func(id RegionID)) {
+	r := DecodeMaru(rest)
+	if r.Op != MaruLookup {
+		return
+	}
+	for last := RegionID(0); len(r.d.b) > 0; {
+		if f := r.Found(); f.Region != 0 && f.Region != last {
+			fn(f.Region)
+			last = f.Region
+		}
+	}
+}
+
+// appendMaruInts writes integers: first a byte of their signs, then their amounts.
+func appendMaruInts(b []byte, v ...MaruInt) []byte {
+	signs := byte(0)
+	for i := range v {
+		if v[i].Neg {
+			signs |= 1 << i
+		}
+	}
+	b = append(b, signs)
+	for i := range v {
+		b = binary.AppendUvarint(b, v[i].Abs)
+	}
+	return b
+}
+
+func decodeMaruInts(d *decoder, v ...*MaruInt) {
+	signs := d.byte()
+	for i := range v {
+		*v[i] = MaruInt{Neg: signs&(1<<i) != 0, Abs: d.uvarint()}
+	}
+}
+
+// appendTo writes the operation, then what it needs.
+func (c *Maru) appendTo(b []byte) []byte {
+	b = appendBool(appendBool(append(b, byte(c.Op)), c.Strict), c.Again)
+	b = binary.AppendUvarint(b, c.DeadlineMS)
+	switch c.Op {
+	case MaruRegister:
+		b = binary.AppendUvarint(b, uint64(len(c.Entries)))
+		for i := range c.Entries {
+			e := &c.Entries[i]
+			b = appendMaruInts(appendBytes(b, e.Key), e.Region, e.Offset, e.Length)
+		}
+	case MaruReturn:
+		b = binary.AppendUvarint(appendBytes(b, c.Instance), uint64(c.Region))
+	default:
+		b = binary.AppendUvarint(b, uint64(len(c.Keys)))
+		for _, key := range c.Keys {
+			b = appendBytes(b, key)
+		}
+	}
+	return b
+}
+
+func (c *Maru) decode(d *decoder) {
+	c.Op, c.Strict, c.Again, c.DeadlineMS = MaruOp(d.byte()), d.bool(), d.bool(), d.uvarint()
+	switch c.Op {
+	case MaruRegister:
+		c.Entries = make([]MaruEntry, d.count(5))
+		for i := range c.Entries {
+			e := &c.Entries[i]
+			e.Key = d.bytes()
+			decodeMaruInts(d, &e.Region, &e.Offset, &e.Length)
+		}
+	case MaruReturn:
+		c.Instance, c.Region = d.string(), RegionID(d.uvarint())
+	default:
+		c.Keys = make([][]byte, d.count(1))
+		for i := range c.Keys {
+			c.Keys[i] = d.bytes()
+		}
+	}
+}
+
+// Kind implements Command.
+func (*Maru) Kind() Kind { return KindMaru }
+
+func (k *maruKey) appendKey(b []byte) []byte { return append(append(b, recMaru), k.key...) }
+
+func (k *maruKey) appendValue(b []byte) []byte {
+	b = appendMaruInts(b, k.region, k.offset, k.length)
+	b = binary.AppendUvarint(binary.AppendUvarint(b, k.birth), k.pins)
+	return appendBool(b, k.at != nil)
+}
+
+// load reads a key; its region is left to the caller, by its number.
+func (k *maruKey) load(key, value *decoder) {
+	k.key, key.b = string(key.b), nil
+	decodeMaruInts(value, &k.region, &k.offset, &k.length)
+	k.birth, k.pins = value.uvarint(), value.uvarint()
+	if value.bool() {
+		k.at = &region{id: RegionID(k.region.Abs)}
+	}
+}
+
+// loadMaru reads Maru's keys, and has those of each region follow each other as they were registered.
+func (m *Machine) loadMaru(store Store) error {
+	var keys []*maruKey
+	if err := scan(m, store, recMaru, func() *maruKey { return &maruKey{} }, func(k *maruKey) error {
+		if k.at != nil {
+			if k.at = m.regions[k.at.id]; k.at == nil || k.region.Neg {
+				return ErrCorrupt
+			}
+		}
+		if len(k.key) > MaxMaruKeyBytes || k.birth == 0 || k.birth > m.head.births {
+			return ErrCorrupt
+		}
+		keys = append(keys, k)
+		return nil
+	}); err != nil {
+		return err
+	}
+	slices.SortFunc(keys, func(a, b *maruKey) int { return cmp.Compare(a.birth, b.birth) })
+	for _, k := range keys {
+		m.addMaru(k)
+	}
+	return nil
+}
