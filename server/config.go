@@ -37,6 +37,9 @@ type Config struct {
 	KVEventsFormat       string `yaml:"kv_events_format" help:"How KV events are encoded: vllm, as vLLM did until 2026, vllm_map, as it does since, or rfc1527, which alone names tenant, model, adapter and salt."`
 	KVEventsTopic        string `yaml:"kv_events_topic" help:"Topic of KV events. Empty: kv@ADVERTISE@CLUSTER_NAME."`
 
+	MaruRM          string `yaml:"maru_rm" help:"Address at which this member is a resource manager for Maru's clients, host:port as in 127.0.0.1:9850; set it on all members. Empty: none."`
+	MaruRMAdvertise string `yaml:"maru_rm_advertise" help:"Address of the resource manager that Maru's clients are told. Empty: maru_rm, with the host's name for a wildcard."`
+
 	Peers []PeerConfig `yaml:"peers" help:"Members of a new cluster, this one included, the same on all: ID=PEER[/CLIENT[/ADMIN]], as in 1=10.0.0.1:7401/:7400/:7402. Used only while the data directory is empty. Empty: a cluster of one."`
 	Join  bool         `yaml:"join" help:"With an empty data directory, wait to be added to a running cluster (larder ctl members add) instead of starting a new one."`
 

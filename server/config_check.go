@@ -33,6 +33,7 @@ func (c *Config) Validate() error {
 	c.checkAddresses(&p)
 	c.checkMembers(&p)
 	c.checkKVEvents(&p)
+	c.checkMaru(&p)
 	c.checkTimes(&p)
 	c.checkPool(&p)
 	c.checkLimits(&p)
@@ -99,6 +100,15 @@ func (c *Config) checkKVEvents(p *problems) {
 	p.check(err == nil, "kv_events_format: %w", err)
 	n := len(c.KVEventsTopic)
 	p.check(n <= protocol.MaxNameBytes, "kv_events_topic: %d bytes, at most %d", n, protocol.MaxNameBytes)
+}
+
+func (c *Config) checkMaru(p *problems) {
+	for _, a := range []struct{ name, addr string }{{"maru_rm", c.MaruRM}, {"maru_rm_advertise", c.MaruRMAdvertise}} {
+		if a.addr != "" {
+			err := checkAddress(a.addr)
+			p.check(err == nil, "%s: %w", a.name, err)
+		}
+	}
 }
 
 // checkAddress reports what is wrong with a host:port.

@@ -268,6 +268,9 @@ func (c *Config) Complete() error {
 	if c.PeerAdvertise == "" {
 		c.PeerAdvertise = Advertised(c.PeerListen)
 	}
+	if c.MaruRMAdvertise == "" && c.MaruRM != "" {
+		c.MaruRMAdvertise = Advertised(c.MaruRM)
+	}
 	if c.TransferListen == "" {
 		c.TransferListen = c.defaultTransfer()
 	}

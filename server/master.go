@@ -131,6 +131,8 @@ type Master struct {
 
 	leases leases
 
+	maruTokens maruTokens
+
 	proposing sync.Mutex // held from the making of a group until it is proposed, so that both have one order
 
 	mu       sync.Mutex

@@ -324,9 +324,12 @@ func TestAnotherPoolsDeviceIsRefused(t *testing.T) {
 }
 
 // startCluster starts three members, and returns them once one of them serves.
-func startCluster(t *testing.T) []*Server {
+func startCluster(t *testing.T, changes ...func(*Config)) []*Server {
 	t.Helper()
 	base := testConfig(t)
+	for _, change := range changes {
+		change(&base)
+	}
 	const members = 3
 	peers := make([]PeerConfig, 0, members)
 	for id := range uint64(members) {

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -19,6 +20,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"larder/cxl"
+	"larder/maru/rm"
 	"larder/meta"
 	"larder/protocol"
 	"larder/raft"
@@ -44,6 +46,7 @@ type Server struct {
 	watcher  *watcher
 	devices  *devices
 	kvEvents *kvEvents    // nil if none are published
+	maruRM   *rm.Server   // nil if this member is none
 	restored func() error // to be called once a restored snapshot has its new incarnation; nil = none was
 
 	ctx      context.Context
@@ -146,6 +149,11 @@ func (s *Server) start() (err error) {
 	s.run(func() { every(s.ctx, TickInterval, s.master.Tick) })
 	s.run(s.manage)
 	s.net.start()
+	if s.cfg.MaruRM != "" {
+		if s.maruRM, err = rm.Listen(s.ctx, s.cfg.MaruRM, maruRegions{s}, s.logger); err != nil {
+			return err
+		}
+	}
 	return s.awaitAlone()
 }
 
@@ -472,6 +480,11 @@ func (s *Server) takeOver(begun bool) error {
 			s.logger.Warn("could not tell the cluster this member's addresses", slog.Any("error", err))
 		}
 	}
+	if s.cfg.MaruRM != "" {
+		if err := s.openMaru(ctx); err != nil {
+			return err
+		}
+	}
 	return s.devices.serve(ctx)
 }
 
@@ -601,7 +614,7 @@ func (s *Server) describe(r *protocol.HandshakeReply) {
 	s.mu.Lock()
 	members := s.members
 	s.mu.Unlock()
-	r.RMAddress = s.cfg.Advertise
+	r.RMAddress = cmp.Or(s.cfg.MaruRMAdvertise, s.cfg.Advertise)
 	r.ServerVersion = buildVersion()
 	if s.up() {
 		r.Leader, _ = s.node.Leader()
@@ -645,6 +658,9 @@ func (s *Server) teardown(ctx context.Context) error {
 	var errs []error
 	if s.net != nil {
 		s.net.closeListeners()
+	}
+	if s.maruRM != nil {
+		errs = append(errs, s.maruRM.Close())
 	}
 	if s.node != nil {
 		errs = append(errs, s.node.Stop(ctx))

@@ -33,6 +33,7 @@ var order = [][]string{
 	{"meta"},
 	{"transfer"},
 	{"cxl"},
+	{"maru"},
 	{"protocol", "zmtp"},
 }
 
