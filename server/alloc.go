@@ -106,11 +106,14 @@ func (m *Master) planAlloc(r *request, now int64) meta.PlanKind {
 		free := *req
 		free.Evict, req = false, &free
 	}
-	g := guard{l: &m.leases, now: now, grace: grace, ready: m.deviceReady}
+	g := guard{l: &m.leases, now: now, grace: grace, ready: m.deviceReady, lasting: m.lasting}
 	at := m.machine.At(m.logTime(now)) // which the group is stamped with, so that the plan may go by it
 	r.plan = at.PlanAlloc(r.key.session, req, &g, left <= int64(lastChance))
 	if grace && r.plan.Kind == meta.PlanRefuse && r.plan.Code == protocol.CodeNoSpace && !r.plan.Never && r.alloc.Evict {
 		r.plan.Kind, g.soonest = meta.PlanWait, m.leases.grace
+	}
+	if id := m.yields(r, now); id != 0 && left > 0 && len(m.parked) < maxParked {
+		r.plan = meta.AllocPlan{Kind: planOwner, For: id}
 	}
 	switch r.plan.Kind {
 	case meta.PlanRefuse:
@@ -136,6 +139,30 @@ func (m *Master) planAlloc(r *request, now int64) meta.PlanKind {
 	default:
 	}
 	return r.plan.Kind
+}
+
+// planOwner is a plan beside those of meta: end the session For, whose client is gone, and plan again.
+const planOwner = meta.PlanRefuse + 1
+
+// yields names the session of a client of Maru's that is gone, if a request finds no room as long as it is there: its
+// regions go before those of clients that live. The caller holds what planAlloc's does.
+func (m *Master) yields(r *request, now int64) meta.SessionID {
+	switch p := &r.plan; {
+	case p.Kind == meta.PlanMark, p.Kind == meta.PlanRefuse && p.Code == protocol.CodeNoSpace && !p.Never && !r.alloc.Promote:
+		return m.goneOwner(now)
+	default:
+		return 0
+	}
+}
+
+// lasting reports whether clients of Maru's may be reading in a region, by what an earlier leader has told them. The caller
+// holds state.
+func (m *Master) lasting(id meta.RegionID) bool {
+	if m.machine.MaruIn(id) {
+		return true
+	}
+	r, ok := m.machine.Region(id)
+	return ok && r.State == meta.RegionDraining && m.cfg.MaruLease > 0
 }
 
 // park sets a request aside until wakeAt, or until something happens that may help it. The caller holds mu.

@@ -37,6 +37,7 @@ type Config struct {
 	KVEventsFormat       string `yaml:"kv_events_format" help:"How KV events are encoded: vllm, as vLLM did until 2026, vllm_map, as it does since, or rfc1527, which alone names tenant, model, adapter and salt."`
 	KVEventsTopic        string `yaml:"kv_events_topic" help:"Topic of KV events. Empty: kv@ADVERTISE@CLUSTER_NAME."`
 
+	Maru            string `yaml:"maru" help:"Address at which this member is a metadata server for Maru's clients, host:port as in 0.0.0.0:5555; set it on all members. Empty: none."`
 	MaruRM          string `yaml:"maru_rm" help:"Address at which this member is a resource manager for Maru's clients, host:port as in 127.0.0.1:9850; set it on all members. Empty: none."`
 	MaruRMAdvertise string `yaml:"maru_rm_advertise" help:"Address of the resource manager that Maru's clients are told. Empty: maru_rm, with the host's name for a wildcard."`
 
@@ -72,6 +73,9 @@ type Config struct {
 	TouchInterval     time.Duration `yaml:"touch_interval" help:"How long uses of entries are collected before they go into the log."`
 	TouchBudget       int           `yaml:"touch_budget" help:"Uses per second that go into the log; more are dropped and counted."`
 	AllocTimeout      time.Duration `yaml:"alloc_timeout" help:"How long an allocation that names no time waits for a victim before it is answered with a retryable PENDING."`
+
+	MaruLease      time.Duration `yaml:"maru_lease" help:"For how long what a client of Maru's has looked up stays where it is: it has to map and copy it by then. The same on all members."`
+	MaruOwnerGrace time.Duration `yaml:"maru_owner_grace" help:"How long an instance of Maru's may have no connection before its regions may be evicted, if the pool is full."`
 
 	AwayTimeout time.Duration `yaml:"away_timeout" help:"How long what lies on an SSD device is kept while its node is gone; memory of a node is lost with it at once."`
 
@@ -211,6 +215,8 @@ func Default() Config {
 		TouchBudget:       50_000,
 		AllocTimeout:      5 * time.Second,
 		AwayTimeout:       10 * time.Minute,
+		MaruLease:         5 * time.Second,
+		MaruOwnerGrace:    time.Minute,
 		EvictionPolicy:    "lru",
 		PageSize:          64 << 10,
 		RegionSize:        64 << 20,

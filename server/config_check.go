@@ -103,7 +103,7 @@ func (c *Config) checkKVEvents(p *problems) {
 }
 
 func (c *Config) checkMaru(p *problems) {
-	for _, a := range []struct{ name, addr string }{{"maru_rm", c.MaruRM}, {"maru_rm_advertise", c.MaruRMAdvertise}} {
+	for _, a := range []struct{ name, addr string }{{"maru", c.Maru}, {"maru_rm", c.MaruRM}, {"maru_rm_advertise", c.MaruRMAdvertise}} {
 		if a.addr != "" {
 			err := checkAddress(a.addr)
 			p.check(err == nil, "%s: %w", a.name, err)
@@ -194,6 +194,8 @@ func (c *Config) checkTimes(p *problems) {
 		{"touch_interval", c.TouchInterval, time.Minute},
 		{"alloc_timeout", c.AllocTimeout, time.Hour},
 		{"away_timeout", c.AwayTimeout, 24 * time.Hour},
+		{"maru_lease", c.MaruLease, time.Minute},
+		{"maru_owner_grace", c.MaruOwnerGrace, 24 * time.Hour},
 		{"handshake_timeout", c.HandshakeTimeout, time.Hour},
 		{"write_timeout", c.WriteTimeout, time.Hour},
 		{"shutdown_timeout", c.ShutdownTimeout, time.Hour},

@@ -57,9 +57,11 @@ type leases struct {
 	quarantine map[pageKey]int64
 	// parted has, by slot, the holders of leases on entries of which a location went meanwhile, a bit each: they may be
 	// reading that, so that their leases end when they would have, and the page rests no longer.
-	parted  map[meta.Slot]uint64
-	grace   int64 // nothing is evicted before
-	touches touchTable
+	parted map[meta.Slot]uint64
+	grace  int64 // nothing is evicted before
+	// maruGrace is the same for regions with keys of Maru's, whose clients' leases may be longer. Set under Master.mu.
+	maruGrace int64
+	touches   touchTable
 
 	condemned int // slots and regions, for a quick no
 }
@@ -354,6 +356,8 @@ type guard struct {
 	soonest int64
 	// ready is MasterConfig.DeviceReady.
 	ready func(d meta.DeviceID, node string, generation uint64) bool
+	// lasting reports whether clients of Maru's may be reading in a region by what an earlier leader has told them.
+	lasting func(r meta.RegionID) bool
 }
 
 // DeviceReady implements meta.Guard.
@@ -391,6 +395,10 @@ func (g *guard) Touched(s meta.Slot) bool {
 func (g *guard) RegionBusy(r meta.RegionID) bool {
 	if g.grace {
 		g.note(g.l.grace)
+		return true
+	}
+	if g.now < g.l.maruGrace && g.lasting != nil && g.lasting(r) {
+		g.note(g.l.maruGrace)
 		return true
 	}
 	x := g.l.regions[r]

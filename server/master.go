@@ -96,6 +96,13 @@ type MasterConfig struct {
 	RevokeInterval  time.Duration // 0 = revokeInterval
 	// AwayTimeout is how long what lies on a device is kept whose home is gone, if it outlives that.
 	AwayTimeout time.Duration
+
+	// MaruLease is for how long what a client of Maru's was told stays where it is; it gives no lease back. 0 = there are none.
+	MaruLease time.Duration
+	// OwnerAlive reports whether the client of an instance of Maru's may have a connection; process is what its session
+	// says of it. OwnerGrace is how long it may have none before its regions may be had. nil = they never may.
+	OwnerAlive func(instance, process string) bool
+	OwnerGrace time.Duration
 }
 
 // Host identifies this host's processes.
@@ -156,6 +163,7 @@ type Master struct {
 	grants   map[uint64]*grant // by the id that their GRANT has
 	fences   map[meta.RegionID]*fence
 	watches  nameWatches
+	owners   owners
 
 	serving atomic.Bool   // leading, for readers that hold no lock
 	term64  atomic.Uint64 // the term, while leading
@@ -346,6 +354,8 @@ func (m *Master) OnLeadership(leads bool, term uint64) {
 	m.leading, m.term = true, term
 	m.elected.Store(&election{m.machine.NowMS(), now})
 	m.leases.reset(uint32(m.cfg.Random()), now+int64(m.cfg.MaxLease)) //nolint:gosec // any bits will do
+	m.leases.maruGrace = now + int64(m.cfg.MaruLease)
+	m.owners = owners{}
 	m.nodes.reset()
 	m.adoptSessions(now)
 	m.adoptRegions(now)

@@ -280,6 +280,11 @@ func (m *Master) addTo(g *group, r *request, data []byte, now int64) []byte {
 	case meta.PlanEmpty:
 		m.park(r, now, now)
 		return m.addOwn(g, data, r.plan.Region, &meta.EmptyRegion{Region: r.plan.Region, For: r.plan.For})
+	case planOwner:
+		m.park(r, now, now)
+		delete(m.owners.heard, r.plan.For)
+		g.spans = append(g.spans, &request{})
+		return meta.AppendCommand(data, meta.Header{}, &meta.CloseSession{ID: r.plan.For, Fenced: true})
 	case meta.PlanWait:
 		return data // parked by planAlloc
 	default:
@@ -374,6 +379,9 @@ func (m *Master) settleLeases(g *group) {
 
 // resultGone takes note of the pages that a command's result says are free.
 func (m *Master) resultGone(s *meta.Span, now int64) {
+	if s.Kind == meta.KindMaru {
+		m.maruLeased(s, now)
+	}
 	if s.Kind != meta.KindAlloc && s.Kind != meta.KindDelete {
 		return
 	}

@@ -75,6 +75,8 @@ func (m *Master) track(spans []meta.Span, now int64) {
 			regions = true
 		case meta.KindAddDevice, meta.KindRetire, meta.KindDropDevice, meta.KindDevice:
 			regions, devices = true, true
+		case meta.KindMaru:
+			regions = regions || m.maruFrees(&spans[i])
 		case meta.KindTask, meta.KindCancelTask:
 			tasks = true
 		default:

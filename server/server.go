@@ -20,6 +20,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"larder/cxl"
+	"larder/maru"
 	"larder/maru/rm"
 	"larder/meta"
 	"larder/protocol"
@@ -47,6 +48,8 @@ type Server struct {
 	devices  *devices
 	kvEvents *kvEvents    // nil if none are published
 	maruRM   *rm.Server   // nil if this member is none
+	maru     *maru.Server // nil if Maru's clients are not served
+	maruDoor *maruDoor    // its index
 	restored func() error // to be called once a restored snapshot has its new incarnation; nil = none was
 
 	ctx      context.Context
@@ -71,6 +74,7 @@ type memberContext struct {
 	Client string `json:"client"`
 	Socket string `json:"socket,omitempty"`
 	Admin  string `json:"admin,omitempty"`
+	Maru   string `json:"maru,omitempty"`
 }
 
 // Start opens the data directory, forms or joins the cluster, and serves. A cluster of one serves when it returns;
@@ -149,6 +153,11 @@ func (s *Server) start() (err error) {
 	s.run(func() { every(s.ctx, TickInterval, s.master.Tick) })
 	s.run(s.manage)
 	s.net.start()
+	if s.cfg.Maru != "" {
+		if err := s.openDoor(); err != nil {
+			return err
+		}
+	}
 	if s.cfg.MaruRM != "" {
 		if s.maruRM, err = rm.Listen(s.ctx, s.cfg.MaruRM, maruRegions{s}, s.logger); err != nil {
 			return err
@@ -250,6 +259,9 @@ func (s *Server) bootstrap() error {
 // self describes this member to the others.
 func (s *Server) self() raft.Member {
 	c := memberContext{Client: s.cfg.Advertise, Socket: s.cfg.Socket, Admin: s.cfg.AdminListen}
+	if s.cfg.Maru != "" {
+		c.Maru = Advertised(s.cfg.Maru)
+	}
 	if c.Socket == Off {
 		c.Socket = ""
 	} else if abs, err := filepath.Abs(c.Socket); err == nil {
@@ -301,6 +313,10 @@ func (s *Server) masterConfig() MasterConfig {
 		FlushInterval: s.cfg.FlushInterval, TouchInterval: s.cfg.TouchInterval, TouchBudget: s.cfg.TouchBudget,
 		AllocTimeout: s.cfg.AllocTimeout, RevokeWatermark: s.cfg.RevokeWatermark,
 		AwayTimeout: s.cfg.AwayTimeout,
+	}
+	if s.cfg.Maru != "" {
+		cfg.MaruLease, cfg.OwnerGrace = s.cfg.MaruLease, s.cfg.MaruOwnerGrace
+		cfg.OwnerAlive = func(instance, process string) bool { return s.maruDoor.alive(instance, process) }
 	}
 	if s.kvEvents != nil {
 		cfg.Blocks = s.kvEvents.tell
@@ -480,7 +496,7 @@ func (s *Server) takeOver(begun bool) error {
 			s.logger.Warn("could not tell the cluster this member's addresses", slog.Any("error", err))
 		}
 	}
-	if s.cfg.MaruRM != "" {
+	if s.cfg.MaruRM != "" || s.cfg.Maru != "" {
 		if err := s.openMaru(ctx); err != nil {
 			return err
 		}
@@ -669,6 +685,9 @@ func (s *Server) teardown(ctx context.Context) error {
 		s.master.OnLeadership(false, 0)
 	}
 	s.cancel()
+	if s.maru != nil {
+		errs = append(errs, s.maru.Close())
+	}
 	if s.net != nil {
 		s.net.stop()
 	}

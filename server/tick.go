@@ -47,6 +47,7 @@ func (m *Master) Tick() {
 	if m.leading {
 		m.tickSessions(now)
 		m.tickState(now)
+		m.tickOwners(now)
 		due = m.dueRevokes(now, int64(m.cfg.RevokeInterval))
 		late, fences = m.tickNodes(now)
 		m.tickTiers(now)
@@ -116,7 +117,7 @@ func (m *Master) tickState(now int64) {
 	}
 	var due []meta.RegionID
 	for id, since := range m.drains {
-		if now-since > int64(m.cfg.MaxLease) {
+		if now-since > int64(max(m.cfg.MaxLease, m.cfg.MaruLease)) {
 			due = append(due, id)
 		}
 	}
