@@ -264,8 +264,11 @@ func appendUint(b []byte, v uint64) []byte {
 	}
 }
 
-// appendNumber writes an integer in the fewest bytes, as Python's library does.
+// appendNumber writes an integer in the fewest bytes, as Python's library does, and anything else as it came.
 func appendNumber(b []byte, v meta.MaruInt) []byte {
+	if v.Raw != "" {
+		return append(b, v.Raw...)
+	}
 	if !v.Neg || v.Abs == 0 {
 		return appendUint(b, v.Abs)
 	}

@@ -115,11 +115,7 @@ func (q *Request) field(r *reader, name []byte, e *meta.MaruEntry) {
 		}
 	case "region_id":
 		if q.Type == ReturnAlloc {
-			v := r.next()
-			r.rest(v, 1)
-			if q.Region = (meta.MaruInt{}); v.kind == kindInt || v.kind == kindBool {
-				q.Region = v.int
-			}
+			q.Region = q.regionID(r)
 			q.have |= hasRegion
 			return
 		}
@@ -197,7 +193,7 @@ func (q *Request) entryField(r *reader, name []byte, e *meta.MaruEntry) uint {
 		e.Key = q.key(r)
 		return hasKey
 	case "region_id":
-		e.Region = q.number(r)
+		e.Region = q.regionID(r)
 		return hasRegion
 	case "kv_offset":
 		e.Offset = q.number(r)
@@ -210,17 +206,38 @@ func (q *Request) entryField(r *reader, name []byte, e *meta.MaruEntry) uint {
 	return 0
 }
 
-// number reads an integer. Maru takes anything; here what is none is refused.
+// maxOdd is how long what stands for an integer may be.
+const maxOdd = 1 << 10
+
+// number reads an integer. Nobody checks that it is one: what is none comes back as it was.
 func (q *Request) number(r *reader) meta.MaruInt {
+	from := r.b
 	v := r.next()
+	if v.kind == kindInt {
+		return v.int
+	}
 	r.rest(v, 1)
-	if v.kind == kindFloat {
+	raw := from[:len(from)-len(r.b)]
+	q.odd = q.odd || len(raw) > maxOdd
+	return meta.MaruInt{Raw: string(raw)}
+}
+
+// regionID reads the number of a region, as which Python takes all that are equal to it.
+func (q *Request) regionID(r *reader) meta.MaruInt {
+	n := q.number(r)
+	if n.Raw == "" {
+		return n
+	}
+	switch v := (&reader{b: []byte(n.Raw)}).next(); v.kind {
+	case kindBool:
+		return v.int
+	case kindFloat:
 		if i, ok := integral(v.float); ok {
 			return i
 		}
+	default:
 	}
-	q.odd = q.odd || v.kind != kindInt && v.kind != kindBool
-	return v.int
+	return n
 }
 
 // reports reads what a client has measured.
@@ -287,7 +304,7 @@ func (q *Request) Command() *meta.Maru { //nolint:cyclop // a table
 		c.Op = meta.MaruExists
 	case ReturnAlloc:
 		c.Op, c.Instance = meta.MaruReturn, q.Instance
-		if !q.Region.Neg {
+		if !q.Region.Neg && q.Region.Raw == "" {
 			c.Region = meta.RegionID(q.Region.Abs)
 		}
 	default:

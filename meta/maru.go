@@ -56,10 +56,11 @@ type MaruEntry struct {
 	Region, Offset, Length MaruInt
 }
 
-// MaruInt is an integer of msgpack: of 64 bits with a sign, or without.
+// MaruInt is an integer of msgpack, of 64 bits with a sign or without; or, since nobody checks, something else.
 type MaruInt struct {
 	Neg bool
 	Abs uint64
+	Raw string // in msgpack, if it is no integer; "" = it is
 }
 
 // MaruFound is where a key lies.
@@ -70,11 +71,22 @@ type MaruFound struct {
 }
 
 // MaruSum is a sum of MaruInts, of 128 bits in two's complement.
-type MaruSum struct{ Hi, Lo uint64 }
+type MaruSum struct {
+	Hi, Lo uint64
+	Odd    uint64 // how many of them were no integers
+}
 
 // add adds v, or with minus subtracts it.
 func (s *MaruSum) add(v MaruInt, minus bool) {
 	var carry uint64
+	if v.Raw != "" && minus {
+		s.Odd--
+		return
+	}
+	if v.Raw != "" {
+		s.Odd++
+		return
+	}
 	if v.Neg != minus {
 		s.Lo, carry = bits.Sub64(s.Lo, v.Abs, 0)
 		s.Hi -= carry
@@ -90,12 +102,13 @@ func (s *MaruSum) Add(v MaruInt) { s.add(v, false) }
 // Plus returns the sum of two.
 func (s MaruSum) Plus(o MaruSum) MaruSum {
 	lo, carry := bits.Add64(s.Lo, o.Lo, 0)
-	return MaruSum{s.Hi + o.Hi + carry, lo}
+	return MaruSum{s.Hi + o.Hi + carry, lo, s.Odd + o.Odd}
 }
 
 // Int returns the sum as an integer of msgpack, if it is one.
 func (s MaruSum) Int() (MaruInt, bool) {
 	switch {
+	case s.Odd != 0:
 	case s.Hi == 0:
 		return MaruInt{Abs: s.Lo}, true
 	case s.Hi == ^uint64(0) && s.Lo >= 1<<63:
@@ -251,7 +264,7 @@ func (m *Machine) maruRegister(c *Maru, out *Results) {
 		}
 		m.head.births++
 		k := &maruKey{key: string(e.Key), region: e.Region, offset: e.Offset, length: e.Length, birth: m.head.births}
-		if r := m.regions[RegionID(e.Region.Abs)]; r != nil && !e.Region.Neg && r.sound() {
+		if r := m.regions[RegionID(e.Region.Abs)]; r != nil && !e.Region.Neg && e.Region.Raw == "" && r.sound() {
 			k.at = r
 		}
 		m.addMaru(k)
@@ -390,16 +403,23 @@ func MaruRegions(rest []byte, fn func(id RegionID)) {
 	}
 }
 
-// appendMaruInts writes integers: first a byte of their signs, then their amounts.
+// appendMaruInts writes integers, at most 4: first a byte of their signs and of which are something else, then their amounts.
 func appendMaruInts(b []byte, v ...MaruInt) []byte {
 	signs := byte(0)
 	for i := range v {
 		if v[i].Neg {
 			signs |= 1 << i
 		}
+		if v[i].Raw != "" {
+			signs |= 1 << (4 + i)
+		}
 	}
 	b = append(b, signs)
 	for i := range v {
+		if v[i].Raw != "" {
+			b = appendBytes(b, v[i].Raw)
+			continue
+		}
 		b = binary.AppendUvarint(b, v[i].Abs)
 	}
 	return b
@@ -408,6 +428,10 @@ func appendMaruInts(b []byte, v ...MaruInt) []byte {
 func decodeMaruInts(d *decoder, v ...*MaruInt) {
 	signs := d.byte()
 	for i := range v {
+		if signs&(1<<(4+i)) != 0 {
+			*v[i] = MaruInt{Raw: d.string()}
+			continue
+		}
 		*v[i] = MaruInt{Neg: signs&(1<<i) != 0, Abs: d.uvarint()}
 	}
 }
@@ -480,7 +504,7 @@ func (m *Machine) loadMaru(store Store) error {
 	var keys []*maruKey
 	if err := scan(m, store, recMaru, func() *maruKey { return &maruKey{} }, func(k *maruKey) error {
 		if k.at != nil {
-			if k.at = m.regions[k.at.id]; k.at == nil || k.region.Neg {
+			if k.at = m.regions[k.at.id]; k.at == nil || k.region.Neg || k.region.Raw != "" {
 				return ErrCorrupt
 			}
 		}

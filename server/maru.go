@@ -91,7 +91,7 @@ func (d *maruDoor) Left(c *maru.Client) {
 // Heard implements maru.Index.
 func (d *maruDoor) Heard(c *maru.Client, q *maru.Request) {
 	name := q.Instance
-	if name == "" && len(q.Entries) > 0 && c.Instance.Load() == nil && !q.Entries[0].Region.Neg {
+	if name == "" && len(q.Entries) > 0 && c.Instance.Load() == nil && !q.Entries[0].Region.Neg && q.Entries[0].Region.Raw == "" {
 		// Only who owns a region writes there. After a connection broke this may be all that is heard.
 		m := d.s.master
 		m.state.RLock()
