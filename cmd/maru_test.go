@@ -1,0 +1,42 @@
+package cmd
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"larder/cmd/bench"
+)
+
+func TestMaruBenchSaysWhatIsWrong(t *testing.T) {
+	nothing := t.TempDir()
+	for name, v := range map[string]struct {
+		args []string
+		want string
+	}{
+		"no checkout":      {nil, "--maru"},
+		"an empty one":     {[]string{"--maru", nothing}, "is no checkout of Maru"},
+		"no clients":       {[]string{"--maru", nothing, "--clients", "0"}, "from 1 to 256"},
+		"too many clients": {[]string{"--maru", nothing, "--clients", "1,257"}, "from 1 to 256"},
+		"no time":          {[]string{"--maru", nothing, "--time", "1ms"}, "too short"},
+		"a bad regexp":     {[]string{"--maru", nothing, "--run", "("}, "--run"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out, errs bytes.Buffer
+			require.Equal(t, exitUsage, run(t.Context(), append([]string{"maru", "bench"}, v.args...), &out, &errs))
+			require.Contains(t, errs.String(), v.want)
+		})
+	}
+}
+
+func TestMaruTable(t *testing.T) {
+	var out bytes.Buffer
+	require.NoError(t, printMaru(&out, []bench.MaruRow{{
+		Mode: "sync", Op: "lookup", Clients: 8, Ratio: 3.5, Larder: bench.MaruSpeed{Server: "larder", Requests: 70000.4, P50: 90, P99: 400},
+		Maru: bench.MaruSpeed{Server: "maru-server", Requests: 20000, P50: 300, P99: 1200},
+	}}))
+	require.Equal(t, `MODE  OPERATION  CLIENTS  LARDER/s  p50 us  p99 us  MARU/s  p50 us  p99 us  RATIO  MARU'S SERVER
+sync  lookup           8     70000      90     400   20000     300    1200   3.50  maru-server
+`, out.String())
+}
