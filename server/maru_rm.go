@@ -230,6 +230,22 @@ func (d *devices) share(info *meta.DeviceInfo) (path string, kind cxl.Kind) {
 	return info.Path, cxl.KindUnknown
 }
 
+// collectMaruRM emits what the resource manager has done, if this member is one.
+func (m *metrics) collectMaruRM(e emitter) {
+	r := m.server.maruRM
+	if r == nil {
+		return
+	}
+	for kind, name := range map[rm.Kind]string{
+		rm.KindAlloc: "ALLOC", rm.KindFree: "FREE", rm.KindStats: "STATS", rm.KindAccess: "GET_ACCESS",
+	} {
+		e.counter("maru_rm_requests_total", "Requests to the resource manager for Maru's clients.", r.Requests[kind].Load(), "type", name)
+	}
+	e.counter("maru_rm_errors_total", "Requests to it that were answered with an error of their own.", r.Faults.Load())
+	e.counter("maru_rm_refused_total", "Connections to it that were closed at once, since there were too many.", r.Refused.Load())
+	e.gauge("maru_rm_clients", "Connections to it.", float64(r.Clients.Load()))
+}
+
 // What is sent to the leader, and what comes back.
 type (
 	encoder interface{ Append(b []byte) []byte }

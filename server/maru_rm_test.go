@@ -153,3 +153,13 @@ func TestHandshakeNamesTheResourceManager(t *testing.T) {
 	require.NoError(t, reply.Decode(w.call(protocol.TypeHandshake, []byte{0x80})))
 	require.Equal(t, "10.0.0.1:9850", reply.RMAddress)
 }
+
+func TestMetricsOfTheResourceManager(t *testing.T) {
+	s, a := startAdminTest(t, withRM)
+	c := dialRM(t, s, "host:1")
+	_, err := c.Access(t.Context(), rm.Handle{Region: 99})
+	requireRefused(t, rm.StatusNotFound, err)
+	_, body := ask(t, a, "GET", "/metrics", "")
+	require.Contains(t, string(body), "larder_maru_rm_requests_total{type=\"GET_ACCESS\"} 1\n")
+	require.Contains(t, string(body), "larder_maru_rm_clients 1\n")
+}
