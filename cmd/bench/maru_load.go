@@ -210,13 +210,13 @@ func (c *maruClient) call(next maruRequest) (payload []byte, err error) {
 }
 
 // drive keeps depth requests in flight until a time, and waits for their replies. It writes as many requests in one piece as
-// replies came in one, so that the client costs as little as one can. A server may answer in any order: the low bits of a
-// sequence tell which of those in flight it was.
+// replies came in one, so that the client costs as little as one can. A server may answer in any order: a sequence modulo
+// depth tells which of those in flight it was. The first one is 1, as it is with Maru's clients.
 func (c *maruClient) drive(next maruRequest, depth int, end time.Time) (requests int, err error) {
 	sent := make([]time.Time, depth)
 	free := make([]uint32, 0, depth)
-	for slot := range uint32(depth) { //nolint:gosec // small
-		free = append(free, slot)
+	for i := range depth {
+		free = append(free, uint32(depth-1-i)) //nolint:gosec // small
 	}
 	c.lap = c.lap[:0]
 	var round uint32
@@ -224,8 +224,8 @@ func (c *maruClient) drive(next maruRequest, depth int, end time.Time) (requests
 		now := time.Now()
 		for more := now.Before(end); more && len(free) > 0; free = free[:len(free)-1] {
 			slot := free[len(free)-1]
+			c.request(next, 1+round*uint32(depth)+slot) //nolint:gosec // as above
 			round++
-			c.request(next, round*uint32(depth)+slot) //nolint:gosec // as above
 			sent[slot] = now
 			if err := c.conn.Queue(nil, c.body); err != nil {
 				return requests, err //nolint:wrapcheck // says all
@@ -242,7 +242,7 @@ func (c *maruClient) drive(next maruRequest, depth int, end time.Time) (requests
 			if err != nil {
 				return requests, err
 			}
-			slot := sequence % uint32(depth) //nolint:gosec // as above
+			slot := (sequence - 1) % uint32(depth) //nolint:gosec // as above
 			free = append(free, slot)
 			requests++
 			if len(c.lap) < latencySamples {
