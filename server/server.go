@@ -153,6 +153,14 @@ func (s *Server) start() (err error) {
 	s.run(func() { every(s.ctx, TickInterval, s.master.Tick) })
 	s.run(s.manage)
 	s.net.start()
+	if err := s.awaitAlone(); err != nil {
+		return err
+	}
+	return s.openMaruListeners()
+}
+
+// openMaruListeners begins to serve Maru's clients, which ask for regions at once: a cluster of one has devices by now.
+func (s *Server) openMaruListeners() (err error) {
 	if s.cfg.Maru != "" {
 		if err := s.openDoor(); err != nil {
 			return err
@@ -163,7 +171,7 @@ func (s *Server) start() (err error) {
 			return err
 		}
 	}
-	return s.awaitAlone()
+	return nil
 }
 
 // run starts a goroutine that ends when ctx does.
