@@ -55,6 +55,11 @@ type conn struct {
 
 // serve is what a connection's goroutine does.
 func (s *Server) serve(zc *zmtp.Conn) {
+	select {
+	case <-s.start:
+	case <-s.ctx.Done():
+		return
+	}
 	c := &conn{s: s, c: zc, slots: make([]slot, 0, 4), first: true, member: zc.PeerType() == zmtp.ROUTER}
 	c.inLog.none = make(chan struct{}, 1)
 	c.client = clientOf(zc, c.member)

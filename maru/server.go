@@ -97,11 +97,14 @@ type Server struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	zmtp   *zmtp.Server
+	start  chan struct{} // closed when the index can be asked
+	once   sync.Once
 }
 
-// Listen serves Maru's clients at an address, host:port, at most a number of them at a time.
+// Listen listens for Maru's clients at an address, host:port, for at most a number of them at a time. They are served from
+// Start on.
 func Listen(ctx context.Context, addr string, maxPeers int, index Index, logger *slog.Logger) (*Server, error) {
-	s := &Server{index: index, logger: logger}
+	s := &Server{index: index, logger: logger, start: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	cfg := zmtp.Config{Type: zmtp.ROUTER, MaxMessage: MaxBody, MaxParts: maxParts, MaxPeers: maxPeers}
 	l, err := zmtp.Listen(ctx, "tcp://"+addr, cfg, s.serve)
@@ -112,6 +115,9 @@ func Listen(ctx context.Context, addr string, maxPeers int, index Index, logger 
 	s.zmtp = l
 	return s, nil
 }
+
+// Start begins to serve.
+func (s *Server) Start() { s.once.Do(func() { close(s.start) }) }
 
 // Addr is where the server listens.
 func (s *Server) Addr() string { return s.zmtp.Endpoint()[len("tcp://"):] }

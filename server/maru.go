@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -27,11 +28,13 @@ type maruDoor struct {
 	clients map[*maru.Client]struct{}
 }
 
-// openDoor begins to serve Maru's clients.
+// openDoor begins to listen for Maru's clients.
 func (s *Server) openDoor() (err error) {
 	s.maruDoor = &maruDoor{s: s, clients: map[*maru.Client]struct{}{}}
-	s.maru, err = maru.Listen(s.ctx, s.cfg.Maru, s.cfg.MaxConnections, s.maruDoor, s.logger)
-	return err
+	if s.maru, err = maru.Listen(s.ctx, s.cfg.Maru, s.cfg.MaxConnections, s.maruDoor, s.logger); err != nil {
+		return fmt.Errorf("server: %w", err)
+	}
+	return nil
 }
 
 // Term implements maru.Index.
@@ -280,7 +283,7 @@ func (d *maruDoor) Log(
 		cmd.DeadlineMS = m.logTime(m.now()) + max(1, uint64(within/time.Millisecond)) //nolint:gosec // positive
 		m.state.RUnlock()
 	}
-	t, n := q.Type, max(len(q.Keys), len(q.Entries), 1)
+	t, n := q.Type, max(len(q.Keys), len(q.Entries))
 	r := &request{cmd: meta.AppendCommand(nil, meta.Header{}, cmd), arrived: m.now()}
 	r.bytes = len(r.cmd)
 	r.done = func(code protocol.Code, result []byte) { m.maruLogged(t, n, code, result, done) }
@@ -439,11 +442,14 @@ func (m *Master) tickOwners(now int64) {
 }
 
 // goneOwner is the instance of Maru's whose client was silent for longest, if that is long enough: its regions may be had
-// when there is no other room. The caller holds mu.
+// when there is no other room. The caller holds state for reading, and mu.
 func (m *Master) goneOwner(now int64) (id meta.SessionID) {
 	since := now - int64(m.cfg.OwnerGrace) + 1
 	for s, at := range m.owners.heard {
-		if at < since || at == since && s < id {
+		if at > since || at == since && s > id {
+			continue
+		}
+		if info, ok := m.machine.Session(s); ok && info.Open && !m.cfg.OwnerAlive(info.Instance, info.Process.BootID) {
 			id, since = s, at
 		}
 	}

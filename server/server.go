@@ -118,7 +118,11 @@ func (s *Server) start() (err error) {
 	}
 	s.net = &network{cfg: s.cfg, counters: s.counters, logger: s.logger, conns: map[*conn]struct{}{}}
 	s.net.ctx, s.net.cancel = context.WithCancel(context.Background())
-	if err := errors.Join(s.net.open(), s.identify(peers)); err != nil {
+	err = s.net.open()
+	if err == nil && s.cfg.Maru != "" {
+		err = s.openDoor()
+	}
+	if err := errors.Join(err, s.identify(peers)); err != nil {
 		return errors.Join(err, closeListener(peers))
 	}
 	s.watcher = &watcher{logger: s.logger, files: map[meta.SessionID]*os.File{}}
@@ -161,10 +165,8 @@ func (s *Server) start() (err error) {
 
 // openMaruListeners begins to serve Maru's clients, which ask for regions at once: a cluster of one has devices by now.
 func (s *Server) openMaruListeners() (err error) {
-	if s.cfg.Maru != "" {
-		if err := s.openDoor(); err != nil {
-			return err
-		}
+	if s.maru != nil {
+		s.maru.Start()
 	}
 	if s.cfg.MaruRM != "" {
 		if s.maruRM, err = rm.Listen(s.ctx, s.cfg.MaruRM, maruRegions{s}, s.logger); err != nil {
@@ -268,7 +270,7 @@ func (s *Server) bootstrap() error {
 func (s *Server) self() raft.Member {
 	c := memberContext{Client: s.cfg.Advertise, Socket: s.cfg.Socket, Admin: s.cfg.AdminListen}
 	if s.cfg.Maru != "" {
-		c.Maru = Advertised(s.cfg.Maru)
+		c.Maru = actual(Advertised(s.cfg.Maru), s.maru.Addr())
 	}
 	if c.Socket == Off {
 		c.Socket = ""
