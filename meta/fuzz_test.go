@@ -43,6 +43,10 @@ func sampleCommands() []Command {
 		&TaskDone{Task: 1, Done: 5, Copied: 2, Skipped: 2, Failed: 1, Bytes: 6}, &CancelTask{Task: 7},
 		&Retire{Device: 1, Generation: 2, BootID: "b", Size: 3, Path: "p", Fenced: true}, &DropDevice{Device: 1},
 		&SetSettings{Settings: DefaultSettings()}, &NewIncarnation{Incarnation: 3}, &EmptyRegion{Region: 1}, &ExpirePins{},
+		&Maru{Op: MaruRegister, Again: true, DeadlineMS: 9, Entries: []MaruEntry{
+			{Key: []byte("k"), Region: MaruInt{Abs: 3}, Offset: MaruInt{Neg: true, Abs: 5}, Length: MaruInt{Raw: "\xa1x"}},
+		}},
+		&Maru{Op: MaruPin, Strict: true, Keys: [][]byte{[]byte("a"), {}}}, &Maru{Op: MaruReturn, Instance: "i", Region: 3},
 		&EmptyRegion{Region: 1, For: 2}, &SetTenant{Tenant: "t", Limits: TenantLimits{Guarantee: 3, MaxPins: 4}},
 	}
 }
@@ -53,7 +57,7 @@ func blankCommand(k Kind) Command {
 		&OpenSession{}, &CloseSession{}, &Fence{}, &Alloc{}, &ReturnRegion{}, &Register{}, &Delete{}, &Pin{}, &Pin{Undo: true},
 		&Cancel{}, &Clear{}, &Sweep{}, &Mark{}, &RevokeDone{}, &FreeRegion{}, &AddDevice{}, &Retire{}, &DropDevice{},
 		&SetDevice{}, &AddTask{}, &TaskDone{}, &CancelTask{}, &FencedRegion{}, &PutName{}, &DeleteName{},
-		&SetSettings{}, &NewIncarnation{}, &EmptyRegion{}, &ExpirePins{}, &SetTenant{},
+		&SetSettings{}, &NewIncarnation{}, &EmptyRegion{}, &ExpirePins{}, &SetTenant{}, &Maru{},
 	} {
 		if c.Kind() == k {
 			return c
@@ -70,7 +74,7 @@ func FuzzCommand(f *testing.F) {
 		seen[c.Kind()] = true
 		f.Add(uint8(c.Kind()), c.appendTo(nil))
 	}
-	for k := KindOpenSession; k <= KindDeleteName; k++ {
+	for k := KindOpenSession; k <= KindMaru; k++ {
 		require.True(f, seen[k], "kind %d has no sample", k)
 	}
 	f.Fuzz(func(t *testing.T, kind uint8, body []byte) {

@@ -36,6 +36,9 @@ import (
 //	                                          set and remove a name; NAME of a session, - for none
 //	names [prefix=P] [after=KEY] [tenant=T]   a tenant's names
 //	since REVISION [prefix=P] [tenant=T]      what has changed
+//	maru open|return NAME ...                 a client of Maru's comes, and returns region=R
+//	maru register KEY ... region=R [offset=N] [length=N] [by=MS] [again]
+//	maru lookup|exists|delete|pin|unpin KEY ...   its keys; pins and what follows them stop at a key that is missing
 //	restart                                   rebuild from the store
 //	state                                     regions, entries, order
 //	tenants                                   what each has, and its limits
@@ -151,6 +154,8 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		require.NoError(t, err)
 		s.names[name] = r.ID
 		return fmt.Sprintf("session %d\n", r.ID)
+	case "maru":
+		return s.scriptMaru(t, d)
 	case "alloc":
 		return s.scriptAlloc(t, d)
 	case "register":
