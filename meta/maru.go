@@ -35,6 +35,7 @@ const (
 	MaruLookup   MaruOp = 5 // where Keys lie, in order with the operations around it
 	MaruExists   MaruOp = 6 // which of Keys are there, likewise
 	MaruReturn   MaruOp = 7 // Instance returns Region
+	MaruUndo     MaruOp = 8 // remove Entries that lie just there, pinned or not: they were registered too late
 )
 
 // Maru is an operation of a client of Maru's. It is applied as a whole or, with DeadlineMS, not at all: an entry of the log
@@ -45,7 +46,7 @@ type Maru struct {
 	Again      bool   // of MaruRegister: it may have been applied before, so that a key that lies just there is new, too
 	DeadlineMS uint64 // log time in ms; 0 = none
 	Keys       [][]byte
-	Entries    []MaruEntry // of MaruRegister
+	Entries    []MaruEntry // of MaruRegister and MaruUndo
 	Instance   string      // of MaruReturn
 	Region     RegionID    // of MaruReturn
 }
@@ -219,6 +220,8 @@ func (m *Machine) applyMaru(c *Maru, out *Results) {
 	switch c.Op {
 	case MaruRegister:
 		m.maruRegister(c, out)
+	case MaruUndo:
+		m.maruUndo(c, out)
 	case MaruDelete, MaruPin, MaruUnpin, MaruExists:
 		stopped := false
 		for _, key := range c.Keys {
@@ -253,7 +256,7 @@ func (m *Machine) maruRegister(c *Maru, out *Results) {
 	for i := range c.Entries {
 		e := &c.Entries[i]
 		if k := m.maru.find(e.Key); k != nil {
-			out.bool(c.Again && k.region == e.Region && k.offset == e.Offset && k.length == e.Length)
+			out.bool(c.Again && k.lies(e))
 			continue
 		}
 		out.bool(true)
@@ -270,6 +273,28 @@ func (m *Machine) maruRegister(c *Maru, out *Results) {
 		m.addMaru(k)
 		m.changed(k)
 	}
+}
+
+// maruUndo removes what should not have been registered.
+func (m *Machine) maruUndo(c *Maru, out *Results) {
+	for i := range c.Entries {
+		e := &c.Entries[i]
+		k := m.maru.find(e.Key)
+		there := k.lies(e)
+		if there {
+			r := k.at
+			m.dropMaru(k)
+			if r != nil {
+				m.emptied(r)
+			}
+		}
+		out.bool(there)
+	}
+}
+
+// lies reports whether a key lies just where an entry says.
+func (k *maruKey) lies(e *MaruEntry) bool {
+	return k != nil && k.region == e.Region && k.offset == e.Offset && k.length == e.Length
 }
 
 // maruKeyed carries out an operation on one key that is there, or is nil.
@@ -441,7 +466,7 @@ func (c *Maru) appendTo(b []byte) []byte {
 	b = appendBool(appendBool(append(b, byte(c.Op)), c.Strict), c.Again)
 	b = binary.AppendUvarint(b, c.DeadlineMS)
 	switch c.Op {
-	case MaruRegister:
+	case MaruRegister, MaruUndo:
 		b = binary.AppendUvarint(b, uint64(len(c.Entries)))
 		for i := range c.Entries {
 			e := &c.Entries[i]
@@ -461,7 +486,7 @@ func (c *Maru) appendTo(b []byte) []byte {
 func (c *Maru) decode(d *decoder) {
 	c.Op, c.Strict, c.Again, c.DeadlineMS = MaruOp(d.byte()), d.bool(), d.bool(), d.uvarint()
 	switch c.Op {
-	case MaruRegister:
+	case MaruRegister, MaruUndo:
 		c.Entries = make([]MaruEntry, d.count(5))
 		for i := range c.Entries {
 			e := &c.Entries[i]

@@ -64,6 +64,10 @@ type leases struct {
 	touches   touchTable
 
 	condemned int // slots and regions, for a quick no
+
+	// undo is what was registered for clients of Maru's when they had given up on it, and is not told until it is gone.
+	undo    map[string]meta.MaruEntry
+	undoing bool // a command does it
 }
 
 // reset forgets everything, at the beginning of a term. era is random, so that the tokens of an earlier term of this
@@ -79,6 +83,7 @@ func (l *leases) reset(era uint32, grace int64) {
 	l.era = era
 	l.grace = grace
 	l.condemned = 0
+	l.undo, l.undoing = nil, false
 	l.touches.reset()
 }
 

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -134,10 +135,15 @@ func (d *maruDoor) Read(q *maru.Request, b []byte) ([]byte, maru.Outcome) {
 	switch q.Type {
 	case maru.Exists, maru.BatchExists:
 		i := 0
+		m.leases.mu.Lock()
+		undo := m.leases.undo
 		b = maru.AppendBools(b, q.Type, len(q.Keys), func() bool {
+			key := q.Keys[i]
 			i++
-			return m.machine.MaruExists(q.Keys[i-1])
+			_, late := undo[string(key)]
+			return !late && m.machine.MaruExists(key)
 		})
+		m.leases.mu.Unlock()
 	case maru.Lookup, maru.BatchLookup:
 		return m.maruLookup(q, b)
 	case maru.ListAllocations:
@@ -168,6 +174,9 @@ func (m *Master) maruLookup(q *maru.Request, b []byte) ([]byte, maru.Outcome) {
 	busy, i := false, 0
 	b = maru.AppendLookup(b, q.Type, len(q.Keys), func() meta.MaruFound {
 		f := m.machine.MaruLookup(q.Keys[i])
+		if _, late := l.undo[string(q.Keys[i])]; late {
+			f = meta.MaruFound{}
+		}
 		i++
 		if f.Region == 0 {
 			return f
@@ -286,7 +295,15 @@ func (d *maruDoor) Log(
 	t, n := q.Type, max(len(q.Keys), len(q.Entries))
 	r := &request{cmd: meta.AppendCommand(nil, meta.Header{}, cmd), arrived: m.now()}
 	r.bytes = len(r.cmd)
-	r.done = func(code protocol.Code, result []byte) { m.maruLogged(t, n, code, result, done) }
+	if cmd.Op == meta.MaruRegister {
+		r.lateAt = r.arrived + int64(within)
+	}
+	r.done = func(code protocol.Code, result []byte) {
+		if r.undone {
+			code = protocol.CodePending
+		}
+		m.maruLogged(t, n, code, result, done)
+	}
 	m.mu.Lock()
 	fault := m.enqueue(r)
 	m.mu.Unlock()
@@ -318,6 +335,10 @@ func (m *Master) maruLogged(
 		return
 	}
 	out := meta.DecodeMaru(rest)
+	if !t.Mutates() && m.hidesLate() {
+		done(maru.Failed, nil) // it may have read what is about to be undone
+		return
+	}
 	done(maru.Done, func(b []byte) []byte {
 		if out.Op == meta.MaruLookup {
 			m.state.RLock()
@@ -326,6 +347,13 @@ func (m *Master) maruLogged(
 		}
 		return maru.AppendBools(b, t, n, out.Bool)
 	})
+}
+
+// hidesLate reports whether something waits to be undone, see findLate.
+func (m *Master) hidesLate() bool {
+	m.leases.mu.Lock()
+	defer m.leases.mu.Unlock()
+	return len(m.leases.undo) > 0
 }
 
 // maruLeased leaves what logged lookups have found where it is for a while. The caller holds the leases.
@@ -345,6 +373,69 @@ func (m *Master) maruFrees(s *meta.Span) bool {
 	}
 	op := meta.DecodeMaru(rest).Op
 	return op == meta.MaruReturn || op == meta.MaruDelete
+}
+
+// findLate finds what a group has registered for clients of Maru's that have given up meanwhile, because the log took so long.
+// Nobody is told of it, and tickLate undoes it. The caller holds the leases since before anybody could see what was applied.
+func (m *Master) findLate(g *group, now int64) {
+	spans := m.results.Spans
+	for i, r := range g.spans {
+		if r.lateAt == 0 || now <= r.lateAt || i >= len(spans) {
+			continue
+		}
+		code, rest, err := meta.DecodeCode(m.results.Bytes(&spans[i]))
+		group, err2 := meta.DecodeGroup(append(meta.BeginGroup(nil, 0, nil), r.cmd...))
+		if err != nil || err2 != nil || code != protocol.CodeOK {
+			continue
+		}
+		c, ok := group.Commands[0].Command.(*meta.Maru)
+		if !ok {
+			continue
+		}
+		r.undone = true
+		if m.leases.undo == nil {
+			m.leases.undo = map[string]meta.MaruEntry{}
+		}
+		out := meta.DecodeMaru(rest)
+		for _, e := range c.Entries {
+			if out.Bool() {
+				m.leases.undo[string(e.Key)] = e
+			}
+		}
+	}
+}
+
+// tickLate has what was registered too late removed. The caller holds mu.
+func (m *Master) tickLate() {
+	l := &m.leases
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.undo) == 0 || l.undoing {
+		return
+	}
+	cmd := &meta.Maru{Op: meta.MaruUndo}
+	for _, key := range slices.Sorted(maps.Keys(l.undo)) {
+		if len(cmd.Entries) < meta.MaxMaruBatch {
+			cmd.Entries = append(cmd.Entries, l.undo[key])
+		}
+	}
+	term := m.term
+	l.undoing = m.do(cmd, func(code protocol.Code, _ []byte) { m.lateGone(term, cmd.Entries, code) }) == nil
+}
+
+// lateGone takes note that what was registered too late is gone.
+func (m *Master) lateGone(term uint64, entries []meta.MaruEntry, code protocol.Code) {
+	m.leases.mu.Lock()
+	defer m.leases.mu.Unlock()
+	if m.term64.Load() != term {
+		return
+	}
+	m.leases.undoing = false
+	for i := range entries {
+		if code == protocol.CodeOK {
+			delete(m.leases.undo, string(entries[i].Key))
+		}
+	}
 }
 
 // Alloc implements maru.Index.

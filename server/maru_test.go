@@ -338,6 +338,30 @@ func TestMaruRefusesWhatIsLate(t *testing.T) {
 	require.Equal(t, dict{"exists": false}, again.call(maru.Exists, dict{"key": "later"}))
 }
 
+// TestMaruUndoesWhatTheLogTookTooLongFor: a REGISTER_KV that is in the log in time, and committed when its client has given
+// up, is seen by nobody.
+func TestMaruUndoesWhatTheLogTookTooLongFor(t *testing.T) {
+	s := maruServer(t)
+	c := dialMaru(t, s, "12345678")
+	id := c.alloc("a", 1)["region_id"]
+	require.True(t, c.is(maru.Register, at("old", id, 0, 1), "is_new"))
+	entry := func(key string) meta.MaruEntry {
+		return meta.MaruEntry{Key: []byte(key), Region: meta.MaruInt{Abs: number(t, id)}, Length: meta.MaruInt{Abs: 1}}
+	}
+	q := maru.Request{Header: maru.Header{Type: maru.BatchRegister}, Entries: []meta.MaruEntry{entry("old"), entry("late")}}
+	outcome := make(chan maru.Outcome, 1)
+	s.maruDoor.Log(&q, false, time.Nanosecond, func(o maru.Outcome, _ func(b []byte) []byte) { outcome <- o })
+	require.Equal(t, maru.Failed, <-outcome)
+	for range 20 {
+		require.Equal(t, dict{"results": []any{true, false}}, c.call(maru.BatchExists, dict{"keys": []any{"old", "late"}}))
+		require.Equal(t, dict{"found": false}, c.call(maru.Lookup, dict{"key": "late"}))
+		time.Sleep(2 * time.Millisecond)
+	}
+	require.Equal(t, int8(1), c.call(maru.GetStats, dict{})["kv_manager"].(dict)["total_entries"])
+	require.True(t, c.is(maru.Register, at("late", id, 0, 1), "is_new"))
+	require.Equal(t, true, c.call(maru.Lookup, dict{"key": "late"})["found"])
+}
+
 // TestMaruThroughAnyMember: followers pass requests on, and outlive the leader.
 func TestMaruThroughAnyMember(t *testing.T) {
 	servers := startCluster(t, withMaru)

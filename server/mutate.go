@@ -21,7 +21,9 @@ type request struct {
 	handshake *handshake // for HANDSHAKE
 	told      *cleared   // for CLEAR: what is told once it is applied
 	arrived   int64
-	bytes     int // counted against the client
+	lateAt    int64 // of a REGISTER_KV of Maru's: if it is applied later, that is undone; 0 = never
+	undone    bool  // it was
+	bytes     int   // counted against the client
 
 	// For REQUEST_ALLOC.
 	deadline int64

@@ -358,6 +358,9 @@ func (m *Master) settleLeases(g *group) {
 	if g != nil {
 		m.unmark(g)
 	}
+	if g != nil {
+		m.findLate(g, now)
+	}
 	m.copiesGone(now)
 	for _, slot := range m.results.Parted {
 		m.leases.part(slot, now)

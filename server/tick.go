@@ -48,6 +48,7 @@ func (m *Master) Tick() {
 		m.tickSessions(now)
 		m.tickState(now)
 		m.tickOwners(now)
+		m.tickLate()
 		due = m.dueRevokes(now, int64(m.cfg.RevokeInterval))
 		late, fences = m.tickNodes(now)
 		m.tickTiers(now)
