@@ -106,62 +106,75 @@ func TestRepliesOfMaru(t *testing.T) {
 		want    string
 	}{
 		"alloc": {
-			Header{RequestAlloc, 0, 3}, func(b []byte) []byte { return appendAlloc(b, h, true) },
+			Header{RequestAlloc, 0, 3},
+			func(b []byte) []byte { return appendAlloc(b, h, true) },
 			"cf000181000000000000000300000046 | 82a773756363657373c3a668616e646c6584a9726567696f6e5f6964cc93a66f666673657400" +
 				"a66c656e677468ce00400000aa617574685f746f6b656ecfd15d9cdc5f2d0575",
 		},
 		"alloc, refused": {
-			Header{RequestAlloc, 0, 4}, func(b []byte) []byte { return appendAlloc(b, h, false) },
+			Header{RequestAlloc, 0, 4},
+			func(b []byte) []byte { return appendAlloc(b, h, false) },
 			"cf000181000000000000000400000022 | 82a773756363657373c2a56572726f72b1416c6c6f636174696f6e206661696c6564",
 		},
 		"return": {
-			Header{ReturnAlloc, 0, 0x26}, func(b []byte) []byte { return AppendBools(b, ReturnAlloc, 1, bools(true)) },
+			Header{ReturnAlloc, 0, 0x26},
+			func(b []byte) []byte { return AppendBools(b, ReturnAlloc, 1, bools(true)) },
 			"cf00018300000000000000260000000a | 81a773756363657373c3",
 		},
 		"list": {
-			Header{ListAllocations, 0, 6}, func(b []byte) []byte { return AppendHandles(b, []Handle{h}) },
+			Header{ListAllocations, 0, 6},
+			func(b []byte) []byte { return AppendHandles(b, []Handle{h}) },
 			"cf00018400000000000000060000004c | 82a773756363657373c3ab616c6c6f636174696f6e739184a9726567696f6e5f6964cc93" +
 				"a66f666673657400a66c656e677468ce00400000aa617574685f746f6b656ecfd15d9cdc5f2d0575",
 		},
 		"list of none": {
-			Header{ListAllocations, 0, 7}, func(b []byte) []byte { return AppendHandles(b, nil) },
+			Header{ListAllocations, 0, 7},
+			func(b []byte) []byte { return AppendHandles(b, nil) },
 			"cf000184000000000000000700000017 | 82a773756363657373c3ab616c6c6f636174696f6e7390",
 		},
 		"register": {
-			Header{Register, 0, 8}, func(b []byte) []byte { return AppendBools(b, Register, 1, bools(true)) },
+			Header{Register, 0, 8},
+			func(b []byte) []byte { return AppendBools(b, Register, 1, bools(true)) },
 			"cf000190000000000000000800000012 | 82a773756363657373c3a669735f6e6577c3",
 		},
 		"lookup": {
-			Header{Lookup, 0, 11}, func(b []byte) []byte {
+			Header{Lookup, 0, 11},
+			func(b []byte) []byte {
 				return AppendLookup(b, Lookup, 1, func() meta.MaruFound { return meta.MaruFound{Region: 147, Length: n(100)} }, handle)
 			},
 			"cf000191000000000000000b0000005a | 84a5666f756e64c3a668616e646c6584a9726567696f6e5f6964cc93a66f666673657400" +
 				"a66c656e677468ce00400000aa617574685f746f6b656ecfd15d9cdc5f2d0575a96b765f6f666673657400a96b765f6c656e67746864",
 		},
 		"lookup, missed": {
-			Header{Lookup, 0, 12}, func(b []byte) []byte {
+			Header{Lookup, 0, 12},
+			func(b []byte) []byte {
 				return AppendLookup(b, Lookup, 1, func() meta.MaruFound { return meta.MaruFound{} }, handle)
 			},
 			"cf000191000000000000000c00000008 | 81a5666f756e64c2",
 		},
 		"exists": {
-			Header{Exists, 0, 15}, func(b []byte) []byte { return AppendBools(b, Exists, 1, bools(true)) },
+			Header{Exists, 0, 15},
+			func(b []byte) []byte { return AppendBools(b, Exists, 1, bools(true)) },
 			"cf000192000000000000000f00000009 | 81a6657869737473c3",
 		},
 		"pin": {
-			Header{Pin, 0, 16}, func(b []byte) []byte { return AppendBools(b, Pin, 1, bools(true)) },
+			Header{Pin, 0, 16},
+			func(b []byte) []byte { return AppendBools(b, Pin, 1, bools(true)) },
 			"cf000194000000000000001000000009 | 81a6657869737473c3",
 		},
 		"batch_register": {
-			Header{BatchRegister, 0, 0x14}, func(b []byte) []byte { return AppendBools(b, BatchRegister, 2, bools(true, false)) },
+			Header{BatchRegister, 0, 0x14},
+			func(b []byte) []byte { return AppendBools(b, BatchRegister, 2, bools(true, false)) },
 			"cf0001a0000000000000001400000015 | 82a773756363657373c3a7726573756c747392c3c2",
 		},
 		"batch_unpin": {
-			Header{BatchUnpin, 0, 0x18}, func(b []byte) []byte { return AppendBools(b, BatchUnpin, 3, bools(true, false, false)) },
+			Header{BatchUnpin, 0, 0x18},
+			func(b []byte) []byte { return AppendBools(b, BatchUnpin, 3, bools(true, false, false)) },
 			"cf0001a400000000000000180000000d | 81a7726573756c747393c3c2c2",
 		},
 		"get_usage": {
-			Header{GetUsage, 0, 0x1b}, func(b []byte) []byte {
+			Header{GetUsage, 0, 0x1b},
+			func(b []byte) []byte {
 				b, _ = AppendUsage(b, []Usage{{"inst-A", 1, 4 << 20, meta.MaruSum{Lo: 10}}}, 2<<30, 2<<30-4<<20)
 				return b
 			},

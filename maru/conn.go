@@ -3,6 +3,7 @@ package maru
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"net"
 	"strings"
 	"time"
@@ -211,8 +212,8 @@ func (c *conn) open(x *slot) bool {
 	if err == nil {
 		err = c.q.Decode(h, payload)
 	}
-	switch err {
-	case nil:
+	switch {
+	case err == nil:
 		if x.h = h; c.member {
 			x.age = time.Duration(ageMS) * time.Millisecond
 			x.h.Flags, x.again = h.Flags&^flagAgain, h.Flags&flagAgain != 0
@@ -222,7 +223,7 @@ func (c *conn) open(x *slot) bool {
 		}
 		c.bytes += (len(c.q.Keys) + len(c.q.Entries)) * replyBytes
 		return true
-	case errRequest:
+	case errors.Is(err, errRequest):
 		c.fail(x, &h)
 	default:
 		c.fail(x, nil)

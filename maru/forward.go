@@ -79,7 +79,7 @@ func (c *conn) forward(deadline time.Time) {
 	if err == nil {
 		err = l.c.Flush()
 	}
-	c.s.Forwarded.Add(uint64(sent)) //nolint:gosec // not negative
+	c.s.Forwarded.Add(uint64(sent))
 	for i := 0; i < c.n && err == nil; i++ {
 		if x := &c.slots[i]; x.state == logged {
 			err = c.passBack(x, l)

@@ -78,7 +78,7 @@ func parseHeader(body []byte) (h Header, ageMS uint32, payload []byte, err error
 		return h, 0, nil, errBody
 	}
 	n := binary.BigEndian.Uint32(body[12:])
-	if uint64(n) > uint64(len(body)-headerSize) {
+	if uint64(n) > uint64(len(body)-headerSize) { //nolint:gosec // not negative
 		return h, 0, nil, errBody
 	}
 	h = Header{Type(body[3]), body[4], binary.BigEndian.Uint32(body[8:])}
@@ -89,7 +89,7 @@ func parseHeader(body []byte) (h Header, ageMS uint32, payload []byte, err error
 // setAge writes into a body, which has a header, for how long it has been on its way.
 func setAge(body []byte, ms uint32) {
 	ms = min(ms, maxAge)
-	body[ageAt], body[ageAt+1], body[ageAt+2] = byte(ms>>16), byte(ms>>8), byte(ms)
+	body[ageAt], body[ageAt+1], body[ageAt+2] = byte(ms>>16), byte(ms>>8), byte(ms) //nolint:gosec // three bytes
 }
 
 // beginReply appends the header of a reply; endReply fills in how long its payload became, which begins at mark.

@@ -141,7 +141,7 @@ func (r *reader) many(k kind, n uint64) value {
 		r.fail()
 		n = 0
 	}
-	return value{kind: k, n: int(n)} //nolint:gosec // at most what is left
+	return value{kind: k, n: int(n)}
 }
 
 // rest reads past what is in v.
@@ -221,8 +221,7 @@ func appendInt(b []byte, v meta.MaruInt) []byte {
 // integral is a float as an integer of msgpack, if it is one.
 func integral(f float64) (meta.MaruInt, bool) {
 	a := math.Abs(f)
-	switch {
-	case a != math.Trunc(a) || a >= 1<<64 || f < 0 && a > 1<<63: // NaN is not equal to itself, either
+	if a != math.Trunc(a) || a >= 1<<64 || f < 0 && a > 1<<63 { // NaN is not equal to itself, either
 		return meta.MaruInt{}, false
 	}
 	return meta.MaruInt{Neg: f < 0, Abs: uint64(a)}, true
@@ -235,7 +234,7 @@ func appendStr(b []byte, s string) []byte {
 	case n < 1<<8:
 		b = append(b, 0xd9, byte(n))
 	case n < 1<<16:
-		b = append(b, 0xda, byte(n>>8), byte(n))
+		b = append(b, 0xda, byte(n>>8), byte(n)) //nolint:gosec // two bytes
 	default:
 		b = binary.BigEndian.AppendUint32(append(b, 0xdb), uint32(n)) //nolint:gosec // a message is at most 8 MiB
 	}
@@ -256,9 +255,9 @@ func appendUint(b []byte, v uint64) []byte {
 	case v < 1<<8:
 		return append(b, 0xcc, byte(v))
 	case v < 1<<16:
-		return append(b, 0xcd, byte(v>>8), byte(v))
+		return append(b, 0xcd, byte(v>>8), byte(v)) //nolint:gosec // two bytes
 	case v < 1<<32:
-		return binary.BigEndian.AppendUint32(append(b, 0xce), uint32(v)) //nolint:gosec // checked
+		return binary.BigEndian.AppendUint32(append(b, 0xce), uint32(v))
 	default:
 		return binary.BigEndian.AppendUint64(append(b, 0xcf), v)
 	}
@@ -293,9 +292,9 @@ func appendFloat(b []byte, v float64) []byte {
 func appendArray(b []byte, n int) []byte {
 	switch {
 	case n < 16:
-		return append(b, 0x90|byte(n))
+		return append(b, 0x90|byte(n)) //nolint:gosec // four bits
 	case n < 1<<16:
-		return append(b, 0xdc, byte(n>>8), byte(n))
+		return append(b, 0xdc, byte(n>>8), byte(n)) //nolint:gosec // two bytes
 	default:
 		return binary.BigEndian.AppendUint32(append(b, 0xdd), uint32(n)) //nolint:gosec // a batch is bounded
 	}
@@ -304,9 +303,9 @@ func appendArray(b []byte, n int) []byte {
 func appendMap(b []byte, n int) []byte {
 	switch {
 	case n < 16:
-		return append(b, 0x80|byte(n))
+		return append(b, 0x80|byte(n)) //nolint:gosec // four bits
 	case n < 1<<16:
-		return append(b, 0xde, byte(n>>8), byte(n))
+		return append(b, 0xde, byte(n>>8), byte(n)) //nolint:gosec // two bytes
 	default:
 		return binary.BigEndian.AppendUint32(append(b, 0xdf), uint32(n)) //nolint:gosec // there are not that many clients
 	}

@@ -85,11 +85,11 @@ func (q *Request) field(r *reader, name []byte, e *meta.MaruEntry) {
 			return
 		}
 	case "entries":
-		switch q.Type {
-		case BatchRegister:
+		if q.Type == BatchRegister {
 			q.entries(r)
 			return
-		case ReportStats:
+		}
+		if q.Type == ReportStats {
 			q.reports(r)
 			return
 		}
@@ -142,7 +142,8 @@ func (q *Request) key(r *reader) []byte {
 		return v.bytes
 	}
 	r.rest(v, 1)
-	from, ok := len(q.scratch), false
+	from := len(q.scratch)
+	var ok bool
 	q.scratch, ok = appendCanonical(q.scratch, v)
 	q.odd = q.odd || !ok || len(q.scratch)-from > meta.MaxMaruKeyBytes
 	return q.scratch[from:len(q.scratch):len(q.scratch)]

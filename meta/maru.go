@@ -101,13 +101,13 @@ func (s *MaruSum) add(v MaruInt, minus bool) {
 func (s *MaruSum) Add(v MaruInt) { s.add(v, false) }
 
 // Plus returns the sum of two.
-func (s MaruSum) Plus(o MaruSum) MaruSum {
+func (s *MaruSum) Plus(o MaruSum) MaruSum {
 	lo, carry := bits.Add64(s.Lo, o.Lo, 0)
 	return MaruSum{s.Hi + o.Hi + carry, lo, s.Odd + o.Odd}
 }
 
 // Int returns the sum as an integer of msgpack, if it is one.
-func (s MaruSum) Int() (MaruInt, bool) {
+func (s *MaruSum) Int() (MaruInt, bool) {
 	switch {
 	case s.Odd != 0:
 	case s.Hi == 0:

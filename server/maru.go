@@ -3,22 +3,12 @@ package server
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"larder/maru"
 	"larder/meta"
-	"larder/protocol"
-)
-
-const (
-	// ownerInterval is how often owners of Maru's are looked for among the connections.
-	ownerInterval = time.Second
-	// ownerAt separates the host from the identity in what the index keeps of an owner's client.
-	ownerAt = "/"
 )
 
 // maruDoor answers Maru's clients from the index. It implements maru.Index.
@@ -90,40 +80,6 @@ func (d *maruDoor) Left(c *maru.Client) {
 	d.mu.Lock()
 	delete(d.clients, c)
 	d.mu.Unlock()
-}
-
-// Heard implements maru.Index.
-func (d *maruDoor) Heard(c *maru.Client, q *maru.Request) {
-	name := q.Instance
-	if name == "" && len(q.Entries) > 0 && c.Instance.Load() == nil && !q.Entries[0].Region.Neg && q.Entries[0].Region.Raw == "" {
-		// Only who owns a region writes there. After a connection broke this may be all that is heard.
-		m := d.s.master
-		m.state.RLock()
-		r, _ := m.machine.Region(meta.RegionID(q.Entries[0].Region.Abs))
-		m.state.RUnlock()
-		name = r.Instance
-	}
-	if old := c.Instance.Load(); name != "" && (old == nil || *old != name) {
-		c.Instance.Store(&name)
-	}
-}
-
-// alive reports whether the client of an instance may have a connection: one over which it was heard, or one of the same
-// DEALER, or, of one that has no identity, any from its host of which nothing is known.
-func (d *maruDoor) alive(instance, process string) bool {
-	host, identity, known := strings.Cut(process, ownerAt)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for c := range d.clients {
-		heard := c.Instance.Load()
-		switch {
-		case heard != nil && *heard == instance, !known, identity != "" && c.Identity == identity:
-			return true
-		case heard == nil && identity == "" && c.Identity == "" && c.Host == host:
-			return true
-		}
-	}
-	return false
 }
 
 // Read implements maru.Index.
@@ -272,277 +228,25 @@ func (m *Master) maruTotals() (t maru.Totals) {
 	return t
 }
 
-// Log implements maru.Index.
-func (d *maruDoor) Log(
-	q *maru.Request, again bool, within time.Duration, done func(o maru.Outcome, reply func(b []byte) []byte),
-) {
-	m := d.s.master
-	cmd := q.Command()
-	switch {
-	case within <= 0:
-		done(maru.Failed, nil)
-		return
-	case !m.Serving():
-		done(maru.Elsewhere, nil)
+// collectMaru emits what the metadata server for Maru's clients has done, if this member is one.
+func (m *metrics) collectMaru(e emitter) {
+	d := m.server.maru
+	if d == nil {
 		return
 	}
-	cmd.Again = again && cmd.Op == meta.MaruRegister
-	if q.Type.Mutates() {
-		m.state.RLock()
-		cmd.DeadlineMS = m.logTime(m.now()) + max(1, uint64(within/time.Millisecond)) //nolint:gosec // positive
-		m.state.RUnlock()
-	}
-	t, n := q.Type, max(len(q.Keys), len(q.Entries))
-	r := &request{cmd: meta.AppendCommand(nil, meta.Header{}, cmd), arrived: m.now()}
-	r.bytes = len(r.cmd)
-	if cmd.Op == meta.MaruRegister {
-		r.lateAt = r.arrived + int64(within)
-	}
-	r.done = func(code protocol.Code, result []byte) {
-		if r.undone {
-			code = protocol.CodePending
-		}
-		m.maruLogged(t, n, code, result, done)
-	}
-	m.mu.Lock()
-	fault := m.enqueue(r)
-	m.mu.Unlock()
-	switch {
-	case fault == nil:
-	case fault.Code == protocol.CodeBusy:
-		done(maru.Failed, nil)
-	default:
-		done(maru.Elsewhere, nil)
-	}
-}
-
-// maruLogged passes on what became of a logged request for n keys.
-func (m *Master) maruLogged(
-	t maru.Type, n int, code protocol.Code, result []byte, done func(o maru.Outcome, reply func(b []byte) []byte),
-) {
-	switch code {
-	case protocol.CodeOK:
-	case protocol.CodeNotLeader, protocol.CodeUnavailable:
-		done(maru.Doubt, nil)
-		return
-	default:
-		done(maru.Failed, nil)
-		return
-	}
-	_, rest, err := meta.DecodeCode(result)
-	if err != nil {
-		done(maru.Failed, nil)
-		return
-	}
-	out := meta.DecodeMaru(rest)
-	if !t.Mutates() && m.hidesLate() {
-		done(maru.Failed, nil) // it may have read what is about to be undone
-		return
-	}
-	done(maru.Done, func(b []byte) []byte {
-		if out.Op == meta.MaruLookup {
-			m.state.RLock()
-			defer m.state.RUnlock()
-			return maru.AppendLookup(b, t, n, out.Found, m.maruHandle)
-		}
-		return maru.AppendBools(b, t, n, out.Bool)
-	})
-}
-
-// hidesLate reports whether something waits to be undone, see findLate.
-func (m *Master) hidesLate() bool {
-	m.leases.mu.Lock()
-	defer m.leases.mu.Unlock()
-	return len(m.leases.undo) > 0
-}
-
-// maruLeased leaves what logged lookups have found where it is for a while. The caller holds the leases.
-func (m *Master) maruLeased(s *meta.Span, now int64) {
-	code, rest, err := meta.DecodeCode(m.results.Bytes(s))
-	if err != nil || code != protocol.CodeOK {
-		return
-	}
-	meta.MaruRegions(rest, func(id meta.RegionID) { m.leases.note(id, now+int64(m.cfg.MaruLease)) })
-}
-
-// maruFrees reports whether a command of Maru's may have left a region for nobody.
-func (m *Master) maruFrees(s *meta.Span) bool {
-	_, rest, err := meta.DecodeCode(m.results.Bytes(s))
-	if err != nil || len(rest) == 0 {
-		return false
-	}
-	op := meta.DecodeMaru(rest).Op
-	return op == meta.MaruReturn || op == meta.MaruDelete
-}
-
-// findLate finds what a group has registered for clients of Maru's that have given up meanwhile, because the log took so long.
-// Nobody is told of it, and tickLate undoes it. The caller holds the leases since before anybody could see what was applied.
-func (m *Master) findLate(g *group, now int64) {
-	spans := m.results.Spans
-	for i, r := range g.spans {
-		if r.lateAt == 0 || now <= r.lateAt || i >= len(spans) {
-			continue
-		}
-		code, rest, err := meta.DecodeCode(m.results.Bytes(&spans[i]))
-		group, err2 := meta.DecodeGroup(append(meta.BeginGroup(nil, 0, nil), r.cmd...))
-		if err != nil || err2 != nil || code != protocol.CodeOK {
-			continue
-		}
-		c, ok := group.Commands[0].Command.(*meta.Maru)
-		if !ok {
-			continue
-		}
-		r.undone = true
-		if m.leases.undo == nil {
-			m.leases.undo = map[string]meta.MaruEntry{}
-		}
-		out := meta.DecodeMaru(rest)
-		for _, e := range c.Entries {
-			if out.Bool() {
-				m.leases.undo[string(e.Key)] = e
-			}
+	for t := range 256 {
+		name, n := maru.TypeName(t), d.Requests[t].Load()
+		if failed := d.Failures[t].Load(); name != "" && (n > 0 || failed > 0) {
+			e.counter("maru_requests_total", "Requests of Maru's clients by message type.", n, "type", name)
+			e.counter("maru_errors_total", "Requests of theirs that were answered with an error.", failed, "type", name)
 		}
 	}
-}
-
-// tickLate has what was registered too late removed. The caller holds mu.
-func (m *Master) tickLate() {
-	l := &m.leases
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.undo) == 0 || l.undoing {
-		return
-	}
-	cmd := &meta.Maru{Op: meta.MaruUndo}
-	for _, key := range slices.Sorted(maps.Keys(l.undo)) {
-		if len(cmd.Entries) < meta.MaxMaruBatch {
-			cmd.Entries = append(cmd.Entries, l.undo[key])
-		}
-	}
-	term := m.term
-	l.undoing = m.do(cmd, func(code protocol.Code, _ []byte) { m.lateGone(term, cmd.Entries, code) }) == nil
-}
-
-// lateGone takes note that what was registered too late is gone.
-func (m *Master) lateGone(term uint64, entries []meta.MaruEntry, code protocol.Code) {
-	m.leases.mu.Lock()
-	defer m.leases.mu.Unlock()
-	if m.term64.Load() != term {
-		return
-	}
-	m.leases.undoing = false
-	for i := range entries {
-		if code == protocol.CodeOK {
-			delete(m.leases.undo, string(entries[i].Key))
-		}
-	}
-}
-
-// Alloc implements maru.Index.
-func (d *maruDoor) Alloc(ctx context.Context, c *maru.Client, q *maru.Request, within time.Duration) (maru.Handle, maru.Outcome) {
-	m := d.s.master
-	switch {
-	case q.Size == 0 || q.Size > maruMaxSize || q.Instance == maruInstance:
-		return maru.Handle{}, maru.Refused
-	case within <= 0:
-		return maru.Handle{}, maru.Failed
-	}
-	ctx, cancel := context.WithTimeout(ctx, within)
-	defer cancel()
-	if o := d.own(ctx, c, q.Instance); o != maru.Done {
-		return maru.Handle{}, o
-	}
-	req := protocol.AllocRequest{
-		InstanceID: q.Instance, Size: (q.Size + maruAlign - 1) / maruAlign * maruAlign, PageSize: maruAlign, Tier: mappedTier,
-		TimeoutMS: max(1, uint64(within/time.Millisecond)), //nolint:gosec // positive
-	}
-	payload, err := d.s.askHere(ctx, protocol.TypeRequestAlloc, req.Append(nil))
-	var reply protocol.AllocReply
-	if err == nil {
-		err = reply.Decode(payload)
-	}
-	switch {
-	case err != nil:
-		return maru.Handle{}, maru.Doubt
-	case reply.Code == protocol.CodeNotLeader:
-		return maru.Handle{}, maru.Doubt // that it was not proposed is not known
-	case reply.Err() != nil:
-		return maru.Handle{}, maru.Refused
-	}
-	m.state.RLock()
-	defer m.state.RUnlock()
-	r, ok := m.machine.Region(meta.RegionID(reply.Region.RegionID))
-	if !ok || r.Epoch != reply.Region.Epoch {
-		return maru.Handle{}, maru.Doubt
-	}
-	return m.handleOf(&r), maru.Done
-}
-
-// own opens the session that an instance owns its regions by, unless it is open.
-func (d *maruDoor) own(ctx context.Context, c *maru.Client, instance string) maru.Outcome {
-	m := d.s.master
-	m.state.RLock()
-	id, open := m.machine.SessionOf(instance)
-	info, _ := m.machine.Session(id)
-	m.state.RUnlock()
-	switch {
-	case open && info.TTLMS != 0, instance == "" || len(instance) > protocol.MaxNameBytes:
-		return maru.Refused // it is the name of a native client, or none that the index can hold
-	case open:
-		return maru.Done
-	}
-	_, err := d.s.do(ctx, &meta.OpenSession{
-		Instance: instance, Tenant: meta.DefaultTenant, Secret: m.cfg.Random(), Features: meta.FeatureMaru,
-		Process: meta.Process{BootID: c.Host + ownerAt + c.Identity},
-	})
-	switch protocol.CodeOf(err) {
-	case protocol.CodeNotLeader, protocol.CodeUnavailable:
-		return maru.Elsewhere
-	default:
-	}
-	if err != nil && protocol.CodeOf(err) != protocol.CodeDuplicate {
-		return maru.Refused
-	}
-	return maru.Done
-}
-
-// owners is since when nobody has heard of the clients of instances of Maru's: the leader's, guarded by Master.mu.
-type owners struct {
-	heard  map[meta.SessionID]int64
-	looked int64
-}
-
-// tickOwners looks for the clients of Maru's instances. The caller holds state for reading, and mu.
-func (m *Master) tickOwners(now int64) {
-	if m.cfg.OwnerAlive == nil || now-m.owners.looked < int64(ownerInterval) {
-		return
-	}
-	m.owners.looked = now
-	heard := map[meta.SessionID]int64{}
-	for _, s := range m.machine.Sessions() {
-		if !s.Open || s.Features&meta.FeatureMaru == 0 {
-			continue
-		}
-		at, known := m.owners.heard[s.ID]
-		if !known || m.cfg.OwnerAlive(s.Instance, s.Process.BootID) {
-			at = now
-		}
-		heard[s.ID] = at
-	}
-	m.owners.heard = heard
-}
-
-// goneOwner is the instance of Maru's whose client was silent for longest, if that is long enough: its regions may be had
-// when there is no other room. The caller holds state for reading, and mu.
-func (m *Master) goneOwner(now int64) (id meta.SessionID) {
-	since := now - int64(m.cfg.OwnerGrace) + 1
-	for s, at := range m.owners.heard {
-		if at > since || at == since && s > id {
-			continue
-		}
-		if info, ok := m.machine.Session(s); ok && info.Open && !m.cfg.OwnerAlive(info.Instance, info.Process.BootID) {
-			id, since = s, at
-		}
-	}
-	return id
+	e.counter("maru_forwarded_total", "Requests of theirs that were passed on to the leader.", d.Forwarded.Load())
+	e.counter("maru_late_total", "Requests of theirs that were refused since they came too late, or may have.", d.Late.Load())
+	e.counter("maru_accepted_total", "Connections of theirs.", d.Accepted.Load())
+	e.gauge("maru_connections", "Connections of theirs at present.", float64(d.Connections.Load()))
+	m.server.master.state.RLock()
+	keys, _ := m.server.master.machine.MaruTotal()
+	m.server.master.state.RUnlock()
+	e.gauge("maru_keys", "Keys of theirs in the index.", float64(keys))
 }

@@ -25,6 +25,7 @@ var requestTypes = func() []protocol.Type {
 func (m *metrics) collect(e emitter) {
 	m.collectCounters(e, m.server.Counters())
 	m.collectKVEvents(e)
+	m.collectMaru(e)
 	m.collectMaruRM(e)
 	status := m.server.Status()
 	m.collectStatus(e, &status)

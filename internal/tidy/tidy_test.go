@@ -30,10 +30,10 @@ var order = [][]string{
 	{"tiering"},
 	{"raft"},
 	{"internal"},
+	{"maru"},
 	{"meta"},
 	{"transfer"},
 	{"cxl"},
-	{"maru"},
 	{"protocol", "zmtp"},
 }
 
