@@ -190,7 +190,7 @@ func TestOperatingACluster(t *testing.T) {
 	require.Contains(t, c.ctl(t, exitDone, "policy", "set", "sieve", "--ttl", "90s"), "sieve")
 	require.Contains(t, c.ctl(t, exitDone, "policy"), "1m30s")
 	require.Contains(t, c.ctl(t, exitFailed, "policy", "set", "mru"), "choose one of")
-	require.Contains(t, c.ctl(t, exitDone, "upgrade"), "cluster version 4")
+	require.Contains(t, c.ctl(t, exitDone, "upgrade"), "cluster version 5")
 	require.Contains(t, c.ctl(t, exitDone, "members"), "leader")
 	require.Contains(t, c.ctl(t, exitFailed, "members", "remove", "77"), "no member")
 
