@@ -316,5 +316,5 @@ func (c *conn) send() bool {
 	return c.c.Flush() == nil
 }
 
-// keptReply is the largest buffer that a slot keeps.
-const keptReply = 64 << 10
+// keptReply is the largest buffer that a slot keeps: with two in each of maxBurst slots, 2 MiB for a connection.
+const keptReply = 4 << 10

@@ -91,15 +91,11 @@ func (d *maruDoor) Read(q *maru.Request, b []byte) ([]byte, maru.Outcome) {
 	switch q.Type {
 	case maru.Exists, maru.BatchExists:
 		i := 0
-		m.leases.mu.Lock()
-		undo := m.leases.undo
+		late := m.lateAmong(q.Keys)
 		b = maru.AppendBools(b, q.Type, len(q.Keys), func() bool {
-			key := q.Keys[i]
 			i++
-			_, late := undo[string(key)]
-			return !late && m.machine.MaruExists(key)
+			return !late[i-1] && m.machine.MaruExists(q.Keys[i-1])
 		})
-		m.leases.mu.Unlock()
 	case maru.Lookup, maru.BatchLookup:
 		return m.maruLookup(q, b)
 	case maru.ListAllocations:
@@ -122,36 +118,66 @@ func (d *maruDoor) Read(q *maru.Request, b []byte) ([]byte, maru.Outcome) {
 
 // maruLookup answers a LOOKUP_KV or its batch, and leaves what it names where it is for a while. The caller holds state.
 func (m *Master) maruLookup(q *maru.Request, b []byte) ([]byte, maru.Outcome) {
-	until := m.now() + int64(m.cfg.MaruLease)
-	last, hits := meta.RegionID(0), uint64(0)
-	l := &m.leases
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	busy, i := false, 0
-	b = maru.AppendLookup(b, q.Type, len(q.Keys), func() meta.MaruFound {
-		f := m.machine.MaruLookup(q.Keys[i])
-		if _, late := l.undo[string(q.Keys[i])]; late {
-			f = meta.MaruFound{}
+	var one [1]meta.MaruFound
+	found, hits := one[:0], uint64(0)
+	for _, key := range q.Keys {
+		f := m.machine.MaruLookup(key)
+		if found = append(found, f); f.Region != 0 {
+			hits++
 		}
-		i++
-		if f.Region == 0 {
-			return f
-		}
-		hits++
-		if f.Region != last {
-			last = f.Region
-			x := l.region(f.Region)
-			busy = busy || x.condemned > 0
-			x.until = max(x.until, until)
-		}
-		return f
-	}, m.maruHandle)
-	if busy {
+	}
+	if !m.leaseMaru(q.Keys, found) {
 		return b, maru.Later // it may be given to somebody else by what is on its way
 	}
+	i := 0
+	b = maru.AppendLookup(b, q.Type, len(found), func() meta.MaruFound {
+		i++
+		return found[i-1]
+	}, m.maruHandle)
 	m.n.Keys.Add(uint64(len(q.Keys)))
 	m.n.Hits.Add(hits)
 	return b, maru.Done
+}
+
+// lateAmong finds the keys, by their places, that are about to be undone; there hardly ever are any.
+func (m *Master) lateAmong(keys [][]byte) (late map[int]bool) {
+	l := &m.leases
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.undo) == 0 {
+		return nil
+	}
+	late = map[int]bool{}
+	for i, key := range keys {
+		_, late[i] = l.undo[string(key)]
+	}
+	return late
+}
+
+// leaseMaru leaves what was found where it is for a while, and takes out what is about to be undone. It reports false if a
+// region may be on its way to somebody else.
+func (m *Master) leaseMaru(keys [][]byte, found []meta.MaruFound) bool {
+	until, last := m.now()+int64(m.cfg.MaruLease), meta.RegionID(0)
+	l := &m.leases
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range found {
+		if len(l.undo) > 0 {
+			if _, late := l.undo[string(keys[i])]; late {
+				found[i] = meta.MaruFound{}
+			}
+		}
+		if found[i].Region == 0 || found[i].Region == last {
+			continue
+		}
+		last = found[i].Region
+		x := l.region(last)
+		if x.condemned > 0 {
+			return false
+		}
+		x.until = max(x.until, until)
+	}
+	return true
 }
 
 // maruHandle is the handle of the region that a key was found in, if it is still that region. The caller holds state.
