@@ -8,17 +8,18 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
-	"time"
 )
 
-// Client is a connection to a resource manager, Larder's or Maru's. Its methods may be called concurrently; they take turns.
-// After an error that is neither an [Error] nor a [StatusError] the connection is of no use.
+// Client asks a resource manager, Larder's or Maru's, over one connection. Its methods may be called concurrently; they take
+// turns. When the connection breaks a request is sent once more over another one, as Maru's clients do.
 type Client struct {
-	nc net.Conn
-	id string
+	address string
+	id      string
 
-	mu  sync.Mutex // held for one request and its reply
-	buf []byte
+	mu     sync.Mutex // held for one request and its reply
+	nc     net.Conn   // nil = none
+	closed bool
+	buf    []byte
 }
 
 // lastRequest numbers the requests of this process, as clients that share a name must.
@@ -37,15 +38,39 @@ func Dial(ctx context.Context, address, id string) (*Client, error) {
 	if id == "" || len(id) > maxClientID {
 		return nil, fmt.Errorf("rm: a client's name of %d bytes: from 1 to %d", len(id), maxClientID)
 	}
-	nc, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
-	if err != nil {
-		return nil, fmt.Errorf("rm: %w", err)
+	c := &Client{address: address, id: id}
+	return c, c.connect(ctx)
+}
+
+func (c *Client) connect(ctx context.Context) (err error) {
+	if c.closed {
+		return net.ErrClosed
 	}
-	return &Client{nc: nc, id: id}, nil
+	if c.nc == nil {
+		if c.nc, err = (&net.Dialer{}).DialContext(ctx, "tcp", c.address); err != nil {
+			c.nc = nil
+			return fmt.Errorf("rm: %w", err)
+		}
+	}
+	return nil
+}
+
+// disconnect has the next request use a connection of its own.
+func (c *Client) disconnect() {
+	if c.nc != nil {
+		_ = c.nc.Close() // what was to be heard over it has been
+		c.nc = nil
+	}
 }
 
 // Close ends the connection. Regions stay with their owner.
-func (c *Client) Close() error { return c.nc.Close() }
+func (c *Client) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	c.disconnect()
+	return nil
+}
 
 // Alloc asks for a region of at least size bytes, of the pool at path, or of any if that is empty.
 func (c *Client) Alloc(ctx context.Context, size uint64, path string) (r Region, err error) {
@@ -90,19 +115,14 @@ func (c *Client) Pools(ctx context.Context) (pools []Pool, err error) {
 func (c *Client) call(ctx context.Context, q *request, want Kind, decode func(b []byte) (Status, error)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.nc.SetDeadline(time.Time{}); err != nil {
-		return fmt.Errorf("rm: %w", err)
+	fresh := c.nc == nil
+	kind, b, err := c.exchange(ctx, q)
+	if err != nil && !fresh && ctx.Err() == nil {
+		kind, b, err = c.exchange(ctx, q)
 	}
-	stop := context.AfterFunc(ctx, func() { _ = c.nc.SetDeadline(time.Unix(1, 0)) }) // a closed connection says so itself
-	defer stop()
-	if _, err := c.nc.Write(requestFrame(q)); err != nil {
-		return fmt.Errorf("rm: write: %w", errors.Join(err, ctx.Err()))
-	}
-	kind, b, err := readFrame(c.nc, c.buf, maxReply, func() error { return nil })
 	if err != nil {
 		return errors.Join(err, ctx.Err())
 	}
-	c.buf = b[:0]
 	if kind == KindError {
 		return parseError(b)
 	}
@@ -114,6 +134,24 @@ func (c *Client) call(ctx context.Context, q *request, want Kind, decode func(b 
 		err = &StatusError{status}
 	}
 	return err
+}
+
+// exchange sends a request and reads its reply, or gives the connection up.
+func (c *Client) exchange(ctx context.Context, q *request) (kind Kind, b []byte, err error) {
+	if err := c.connect(ctx); err != nil {
+		return 0, nil, err
+	}
+	nc := c.nc
+	stop := context.AfterFunc(ctx, func() { _ = nc.Close() }) // then it is read and written in vain
+	if _, err = nc.Write(requestFrame(q)); err == nil {
+		kind, b, err = readFrame(nc, c.buf, maxReply, func() error { return nil })
+	}
+	if !stop() || err != nil {
+		c.disconnect()
+		return kind, b, err
+	}
+	c.buf = b[:0]
+	return kind, b, nil
 }
 
 // reader takes a reply apart. What is not there is zero, and makes err return ErrReply.

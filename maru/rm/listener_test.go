@@ -172,6 +172,21 @@ func TestRegionsOutliveConnections(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// A client whose connection breaks asks once more, and is answered as before.
+func TestClientConnectsAgain(t *testing.T) {
+	s, p := serve(t)
+	c := dial(t, s, "host:1")
+	_, err := c.Alloc(t.Context(), 1<<20, "")
+	require.NoError(t, err)
+	require.NoError(t, c.nc.Close())
+	_, err = c.Alloc(t.Context(), 1<<20, "")
+	require.NoError(t, err)
+	require.Equal(t, 2, p.allocs)
+	require.NoError(t, c.Close())
+	_, err = c.Alloc(t.Context(), 1<<20, "")
+	require.ErrorIs(t, err, net.ErrClosed)
+}
+
 func TestNoLeader(t *testing.T) {
 	s, p := serve(t)
 	ctx := t.Context()
