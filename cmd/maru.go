@@ -63,20 +63,22 @@ func (c *maruBench) Run(e *env) error {
 	if err := bench.CheckMaru(e.ctx, c.Python, cfg.Maru); err != nil {
 		return usageError(fmt.Errorf("maru bench: %w", err))
 	}
-	rows, err := bench.Maru(e.ctx, cfg)
+	report, err := bench.Maru(e.ctx, cfg)
 	if c.JSON {
-		return errors.Join(printJSON(e.stdout, rows), err)
+		return errors.Join(printJSON(e.stdout, report), err)
 	}
-	return errors.Join(printMaru(e.stdout, rows), err)
+	return errors.Join(printMaru(e.stdout, report), err)
 }
 
 // printMaru prints the comparison as a table.
-func printMaru(w io.Writer, rows []bench.MaruRow) error {
+func printMaru(w io.Writer, report *bench.MaruReport) error {
+	fmt.Fprintf(w, "%d CPUs, which servers and clients share. Larder's changes are on its disk when they are answered, where a\n"+
+		"synced append takes %.0f us; Maru's are in memory.\n\n", report.CPUs, report.SyncMicros)
 	t := newTable("MODE", "OPERATION", "-CLIENTS", "-LARDER/s", "-p50 us", "-p99 us", "-MARU/s", "-p50 us", "-p99 us", "-RATIO",
 		"MARU'S SERVER")
 	whole := func(v float64) string { return strconv.FormatFloat(v, 'f', 0, 64) }
-	for i := range rows {
-		r := &rows[i]
+	for i := range report.Rows {
+		r := &report.Rows[i]
 		t.row(r.Mode, r.Op, r.Clients, whole(r.Larder.Requests), whole(r.Larder.P50), whole(r.Larder.P99),
 			whole(r.Maru.Requests), whole(r.Maru.P50), whole(r.Maru.P99), fmt.Sprintf("%.2f", r.Ratio), r.Maru.Server)
 	}

@@ -32,11 +32,14 @@ func TestMaruBenchSaysWhatIsWrong(t *testing.T) {
 
 func TestMaruTable(t *testing.T) {
 	var out bytes.Buffer
-	require.NoError(t, printMaru(&out, []bench.MaruRow{{
+	require.NoError(t, printMaru(&out, &bench.MaruReport{CPUs: 2, SyncMicros: 431.2, Rows: []bench.MaruRow{{
 		Mode: "sync", Op: "lookup", Clients: 8, Ratio: 3.5, Larder: bench.MaruSpeed{Server: "larder", Requests: 70000.4, P50: 90, P99: 400},
 		Maru: bench.MaruSpeed{Server: "maru-server", Requests: 20000, P50: 300, P99: 1200},
-	}}))
-	require.Equal(t, `MODE  OPERATION  CLIENTS  LARDER/s  p50 us  p99 us  MARU/s  p50 us  p99 us  RATIO  MARU'S SERVER
+	}}}))
+	require.Equal(t, `2 CPUs, which servers and clients share. Larder's changes are on its disk when they are answered, where a
+synced append takes 431 us; Maru's are in memory.
+
+MODE  OPERATION  CLIENTS  LARDER/s  p50 us  p99 us  MARU/s  p50 us  p99 us  RATIO  MARU'S SERVER
 sync  lookup           8     70000      90     400   20000     300    1200   3.50  maru-server
 `, out.String())
 }

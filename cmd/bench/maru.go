@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -28,6 +29,14 @@ type MaruConfig struct {
 	Time     time.Duration    // for each figure
 	Run      *regexp.Regexp   // nil = all; else the figures as MODE/OPERATION that match
 	Progress func(row string) // nil = nobody
+}
+
+// MaruReport is a comparison. What changes something is on Larder's disk before it is answered, and nowhere but in memory
+// with Maru's server: SyncMicros is what one client's change cannot be faster than.
+type MaruReport struct {
+	CPUs       int       `json:"cpus"`
+	SyncMicros float64   `json:"sync_us"` // median of a 4 KiB append and fdatasync
+	Rows       []MaruRow `json:"rows"`
 }
 
 // MaruRow compares one kind of request.
@@ -75,11 +84,15 @@ type maruServer struct {
 //
 // Maru has two servers, the one that its command starts, which serves one request at a time, and one with four threads that
 // only its tests and its benchmark start. In async mode both are measured, and the faster one counts.
-func Maru(ctx context.Context, cfg MaruConfig) (rows []MaruRow, err error) {
+func Maru(ctx context.Context, cfg MaruConfig) (report *MaruReport, err error) {
+	report = &MaruReport{CPUs: runtime.NumCPU()}
 	if cfg.Dir, err = os.MkdirTemp(cfg.Dir, "larder-maru-bench-"); err != nil {
-		return nil, fmt.Errorf("bench: %w", err)
+		return report, fmt.Errorf("bench: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(cfg.Dir)) }()
+	if report.SyncMicros, err = syncTime(filepath.Join(cfg.Dir, "sync"), cfg.Time); err != nil {
+		return report, err
+	}
 	servers, err := startMaru(ctx, &cfg)
 	defer func() {
 		for _, s := range servers {
@@ -87,7 +100,7 @@ func Maru(ctx context.Context, cfg MaruConfig) (rows []MaruRow, err error) {
 		}
 	}()
 	if err != nil {
-		return nil, err
+		return report, err
 	}
 	for _, mode := range maruModes {
 		for _, op := range maruOps {
@@ -101,13 +114,13 @@ func Maru(ctx context.Context, cfg MaruConfig) (rows []MaruRow, err error) {
 				}
 				row, err := f.compare(ctx, servers)
 				if err != nil {
-					return rows, fmt.Errorf("%v: %w", &f, err)
+					return report, fmt.Errorf("%v: %w", &f, err)
 				}
-				rows = append(rows, row)
+				report.Rows = append(report.Rows, row)
 			}
 		}
 	}
-	return rows, nil
+	return report, nil
 }
 
 // maruFigure is one row that is to be measured.
