@@ -93,18 +93,22 @@ func (s *Server) openMaru(ctx context.Context) error {
 // word, and what changes something goes to the leader.
 type maruRegions struct{ s *Server }
 
-// Alloc implements rm.Regions. The client owns the region as an instance of Maru's does; nothing but RETURN_ALLOC, FREE and
-// eviction from a full pool ends that.
+// Alloc implements rm.Regions. The client owns the region until it frees it: it is a metadata server, and whether its clients
+// use what it has given them is not known here. An answer that is lost with a leader may leave a region behind.
 func (p maruRegions) Alloc(ctx context.Context, client string, size uint64, path string) (rm.Region, error) {
-	if size == 0 || size > maruMaxSize {
+	switch {
+	case size == 0 || size > maruMaxSize:
 		return rm.Region{}, rm.ErrSize
+	case client == maruInstance:
+		return rm.Region{}, rm.ErrNoRoom
 	}
 	device, err := p.deviceAt(ctx, path)
 	if err != nil {
 		return rm.Region{}, err
 	}
 	req := protocol.AllocRequest{
-		InstanceID: client, Size: (size + maruAlign - 1) / maruAlign * maruAlign, Tier: mappedTier, Device: uint64(device),
+		InstanceID: client, Size: (size + maruAlign - 1) / maruAlign * maruAlign, PageSize: maruAlign, Tier: mappedTier,
+		Device: uint64(device),
 	}
 	var reply protocol.AllocReply
 	err = p.s.askLeader(ctx, protocol.TypeRequestAlloc, &req, &reply)

@@ -18,5 +18,7 @@
 // # Regions of those who left
 //
 // The end of a connection frees nothing, and neither does silence: a client that holds two connections and closes one is
-// alive, and its regions with it. What owners that are gone leave behind is reclaimed when the pool is full, by eviction.
+// alive, and its regions with it. Whose regions may be taken from them when the pool is full is up to the [Regions]. In a
+// server those that were given by Maru's REQUEST_ALLOC are, by eviction, once their owner is gone; those that were given by
+// ALLOC are FREE's alone, since whoever asks for them is a metadata server, whose clients are not seen from here.
 package rm
