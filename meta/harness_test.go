@@ -179,6 +179,9 @@ func (m *Machine) describe() []string {
 			line(n)
 		}
 	}
+	for _, k := range m.maru.keys {
+		line(k)
+	}
 	for s := range m.table.end {
 		if x := m.table.at(s); x.birth != 0 {
 			out = append(out, fmt.Sprintf("entry %d %s hash %x order %+v pins %d flags %x", s, m.Key(s), m.entryHash(s, x), x.place(), x.pins, x.flags))

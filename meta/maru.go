@@ -21,6 +21,10 @@ const (
 	MaxMaruKeyBytes = 64 << 10
 	// MaxMaruBatch bounds the keys of one command, and with them for how long it holds up others.
 	MaxMaruBatch = 65536
+	// MaxMaruKeys and MaxMaruKeysBytes bound the keys of a pool, and their own bytes: those of regions that are not there are
+	// bounded by nothing else. Maru's default is 1 MiB for a key, of which so many fill 16 TiB.
+	MaxMaruKeys      = 1 << 24
+	MaxMaruKeysBytes = 4 << 30
 )
 
 // MaruOp is what a Maru command does.
@@ -131,8 +135,9 @@ type maruKey struct {
 
 // maruTable is all of Maru's keys.
 type maruTable struct {
-	keys map[string]*maruKey
-	size MaruSum // of their lengths
+	keys  map[string]*maruKey
+	bytes uint64  // of the keys themselves
+	size  MaruSum // of what they name
 }
 
 // maruList is the keys of a region, the oldest first.
@@ -140,6 +145,10 @@ type maruList struct {
 	first, last *maruKey
 	size        MaruSum
 }
+
+// marus reports whether keys may hang on a region: it is of an instance without an end, as those of Maru's clients are. In
+// the regions of other clients, which know nothing of such keys, they would name bytes that their owners replace.
+func (r *region) marus() bool { return r.sound() && r.owner != nil && r.owner.ttlMS == 0 }
 
 // find returns a key whose bytes are there. One whose device has lost them is as good as gone.
 func (t *maruTable) find(key []byte) *maruKey {
@@ -161,6 +170,7 @@ func (k *maruKey) found() MaruFound {
 // addMaru enters a key, behind all others of its region.
 func (m *Machine) addMaru(k *maruKey) {
 	m.maru.keys[k.key] = k
+	m.maru.bytes += uint64(len(k.key))
 	m.maru.size.add(k.length, false)
 	r := k.at
 	if r == nil {
@@ -182,6 +192,7 @@ func (m *Machine) addMaru(k *maruKey) {
 // dropMaru removes a key. Its region is left as it is, were it empty.
 func (m *Machine) dropMaru(k *maruKey) {
 	delete(m.maru.keys, k.key)
+	m.maru.bytes -= uint64(len(k.key))
 	m.maru.size.add(k.length, true)
 	m.gone(k)
 	r := k.at
@@ -246,12 +257,18 @@ func (m *Machine) applyMaru(c *Maru, out *Results) {
 }
 
 func (m *Machine) maruRegister(c *Maru, out *Results) {
+	size := m.maru.bytes
 	for i := range c.Entries {
-		e := &c.Entries[i]
-		if len(e.Key) > MaxMaruKeyBytes {
+		n := len(c.Entries[i].Key)
+		if n > MaxMaruKeyBytes {
 			out.fail(protocol.CodeKeyTooLong)
 			return
 		}
+		size += uint64(n)
+	}
+	if len(m.maru.keys)+len(c.Entries) > MaxMaruKeys || size > MaxMaruKeysBytes {
+		out.fail(protocol.CodeLimit)
+		return
 	}
 	for i := range c.Entries {
 		e := &c.Entries[i]
@@ -267,7 +284,7 @@ func (m *Machine) maruRegister(c *Maru, out *Results) {
 		}
 		m.head.births++
 		k := &maruKey{key: string(e.Key), region: e.Region, offset: e.Offset, length: e.Length, birth: m.head.births}
-		if r := m.regions[RegionID(e.Region.Abs)]; r != nil && !e.Region.Neg && e.Region.Raw == "" && r.sound() {
+		if r := m.regions[RegionID(e.Region.Abs)]; r != nil && !e.Region.Neg && e.Region.Raw == "" && r.marus() {
 			k.at = r
 		}
 		m.addMaru(k)

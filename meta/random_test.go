@@ -62,8 +62,9 @@ func (p *pool) check() {
 			}
 			return true
 		})
-		require.Equal(t, r.live, n)
-		require.Equal(t, r.pinned, pinned)
+		keys, pinnedKeys := p.checkMaru(r)
+		require.Equal(t, r.live, n+keys)
+		require.Equal(t, r.pinned, pinned+pinnedKeys)
 		require.Equal(t, r.liveBytes, bytes)
 		require.Equal(t, r.copyBytes, copies)
 		occupied := uint64(0)
@@ -80,6 +81,7 @@ func (p *pool) check() {
 	require.Equal(t, m.table.count, live)
 	p.checkPlaces()
 	p.checkNames()
+	p.checkMaruKeys()
 	inPolicies := 0
 	for _, s := range m.sessions {
 		for _, part := range s.parts {
@@ -164,6 +166,7 @@ type generator struct {
 	p        *pool
 	sessions []SessionID
 	homes    []*homeOf
+	maru     maruMirror
 }
 
 func (g *generator) session() SessionID {
@@ -185,7 +188,7 @@ func (g *generator) keys() [][]byte {
 
 func (g *generator) step() {
 	p, id := g.p, g.session()
-	switch g.r.IntN(27) {
+	switch g.r.IntN(31) {
 	case 0, 1, 2:
 		g.alloc(id)
 	case 3, 4, 5, 6, 7, 8:
@@ -246,6 +249,13 @@ func (g *generator) step() {
 		g.tiers()
 	case 25, 26:
 		g.name(id)
+	case 27, 28, 29, 30:
+		if g.maru == nil {
+			g.maru = maruMirror{}
+		}
+		if p.m.Settings().Version >= VersionMaru {
+			g.maru.step(g)
+		}
 	}
 }
 
