@@ -2,10 +2,12 @@ package maru
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"net"
 	"strings"
+	"sync"
 	"time"
 
 	"larder/zmtp"
@@ -39,6 +41,7 @@ type conn struct {
 	c      *zmtp.Conn
 	client Client
 	ctx    context.Context
+	cancel context.CancelFunc
 	member bool // the peer is another member's listener, which finds the leader by itself
 	q      Request
 	slots  []slot
@@ -46,37 +49,50 @@ type conn struct {
 	bytes  int
 	inLog  waiting
 	term   uint64 // in which the reads of the burst were made
-	link   *link  // to the leader, nil = none
+
+	linking sync.Mutex // held while the link is made, or used
+	link    *link      // to the leader, nil = none
 
 	arrived time.Time // when the oldest request of the burst can have come
-	ended   time.Time // when the last burst had been read
+	ended   time.Time // when the last burst had been read; at first: when the client had connected
 	first   bool      // nothing has come yet
+	begun   time.Time // when the first message came
 	stale   bool      // what comes may have waited in the client while it had no connection
 }
 
 // serve is what a connection's goroutine does.
 func (s *Server) serve(zc *zmtp.Conn) {
-	select {
-	case <-s.start:
-	case <-s.ctx.Done():
+	joined := now()
+	if !s.started() {
 		return
 	}
-	c := &conn{s: s, c: zc, slots: make([]slot, 0, 4), first: true, member: zc.PeerType() == zmtp.ROUTER}
+	c := &conn{s: s, c: zc, slots: make([]slot, 0, 4), first: true, member: zc.PeerType() == zmtp.ROUTER, ended: joined}
 	c.inLog.none = make(chan struct{}, 1)
 	c.client = clientOf(zc, c.member)
-	var cancel context.CancelFunc
-	c.ctx, cancel = context.WithCancel(s.ctx)
-	defer cancel()
+	c.ctx, c.cancel = context.WithCancel(s.ctx)
 	s.Accepted.Add(1)
 	s.Connections.Add(1)
 	s.index.Joined(&c.client)
-	defer func() {
-		s.index.Left(&c.client)
-		s.Connections.Add(-1)
-		c.unlink()
-	}()
+	s.mu.Lock()
+	s.conns[c] = struct{}{}
+	s.mu.Unlock()
+	defer c.leave()
 	for c.burst() {
 	}
+}
+
+// leave undoes what serve began.
+func (c *conn) leave() {
+	s := c.s
+	s.mu.Lock()
+	delete(s.conns, c)
+	s.mu.Unlock()
+	s.index.Left(&c.client)
+	s.Connections.Add(-1)
+	c.cancel() // no further link is made
+	c.linking.Lock()
+	c.unlink()
+	c.linking.Unlock()
 }
 
 // clientOf says who is at the other end: of what another member passes on, who is behind that.
@@ -89,8 +105,17 @@ func clientOf(zc *zmtp.Conn, member bool) Client {
 		host, id, _ := strings.Cut(zc.Identity(), "/")
 		return Client{Host: host, Identity: id}
 	}
-	return Client{Host: host, Identity: hex.EncodeToString([]byte(zc.Identity()))}
+	id := []byte(zc.Identity())
+	if len(id) > maxNamed {
+		sum := sha256.Sum256(id)
+		id = sum[:]
+	}
+	return Client{Host: host, Identity: hex.EncodeToString(id)}
 }
+
+// maxNamed is the longest identity that is passed on to the leader as it is, with room for the host beside it. Maru's clients
+// have 8 bytes.
+const maxNamed = 64
 
 // burst reads and serves what has arrived. It returns false when the connection ends.
 func (c *conn) burst() bool {
@@ -137,14 +162,17 @@ func (c *conn) receive() bool {
 }
 
 // clock works out since when the requests of a burst can have waited: what was there as soon as it was looked for may have
-// come while the burst before was served.
+// come while the burst before was served, or while the process was stopped.
 func (c *conn) clock(before, after time.Time) {
 	blocked := after.Sub(before)
 	c.arrived = after
-	if blocked < time.Millisecond && !c.ended.IsZero() {
+	if blocked < time.Millisecond {
 		c.arrived = c.ended
 	}
-	if c.stale && blocked >= quiet {
+	if t := c.s.since(before, after); t.Before(c.arrived) {
+		c.arrived = t
+	}
+	if c.stale && (blocked >= quiet || after.Sub(c.begun) >= staleFor) {
 		c.stale = false
 	}
 }
@@ -181,9 +209,10 @@ func (c *conn) take(parts [][]byte) {
 	}
 	if c.first {
 		// A DEALER that has lost its connection sends what it has queued meanwhile; its numbers do not begin at 1 then.
-		c.first = false
+		c.first, c.begun = false, now()
 		c.stale = !c.member && c.c.PeerType() == zmtp.DEALER && x.h.Sequence != 1
 	}
+	c.s.index.Heard(&c.client, &c.q)
 	switch {
 	case c.stale && changes(x.h.Type):
 		c.s.Late.Add(1)

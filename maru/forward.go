@@ -26,7 +26,7 @@ func (c *conn) unlink() {
 	}
 }
 
-// connect makes the link to the present leader. It returns false if there is none, or it cannot be reached.
+// connect makes the link to the present leader, with linking held. It returns false if there is none, or it cannot be reached.
 func (c *conn) connect(deadline time.Time) bool {
 	addr := c.s.index.Leader()
 	if c.link != nil && c.link.addr == addr {
@@ -51,6 +51,8 @@ func (c *conn) connect(deadline time.Time) bool {
 
 // forward passes what is open of the burst on to the leader, and its replies back.
 func (c *conn) forward(deadline time.Time) {
+	c.linking.Lock()
+	defer c.linking.Unlock()
 	if !c.connect(deadline) {
 		return
 	}

@@ -72,7 +72,6 @@ func repeatable(t Type) bool {
 
 // local serves a request, which c.q holds, as the leader. It returns false if those behind it must wait.
 func (c *conn) local(x *slot, deadline time.Time) bool {
-	c.s.index.Heard(&c.client, &c.q)
 	switch t := x.h.Type; {
 	case t == ReportStats:
 		c.s.Stats.Record(c.q.Reports)

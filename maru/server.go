@@ -30,6 +30,8 @@ const (
 	leaderRetry = 20 * time.Millisecond
 	// quiet is for how long nothing comes, after a DEALER has connected again, before its requests count as new.
 	quiet = 50 * time.Millisecond
+	// staleFor is the longest that they do not, in which a client that is never quiet has sent all that it had queued.
+	staleFor = time.Second
 )
 
 // Index is what a listener serves from. All methods may be called concurrently.
@@ -99,12 +101,21 @@ type Server struct {
 	zmtp   *zmtp.Server
 	start  chan struct{} // closed when the index can be asked
 	once   sync.Once
+	wg     sync.WaitGroup
+
+	mu    sync.Mutex
+	conns map[*conn]struct{}
+
+	beat    atomic.Pointer[time.Time] // when the process was last seen to run
+	stalled atomic.Pointer[stall]     // when it last did not; nil = never
 }
 
 // Listen listens for Maru's clients at an address, host:port, for at most a number of them at a time. They are served from
 // Start on.
 func Listen(ctx context.Context, addr string, maxPeers int, index Index, logger *slog.Logger) (*Server, error) {
-	s := &Server{index: index, logger: logger, start: make(chan struct{})}
+	s := &Server{index: index, logger: logger, start: make(chan struct{}), conns: map[*conn]struct{}{}}
+	begun := now()
+	s.beat.Store(&begun)
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	cfg := zmtp.Config{Type: zmtp.ROUTER, MaxMessage: MaxBody, MaxParts: maxParts, MaxPeers: maxPeers}
 	l, err := zmtp.Listen(ctx, "tcp://"+addr, cfg, s.serve)
@@ -113,11 +124,23 @@ func Listen(ctx context.Context, addr string, maxPeers int, index Index, logger 
 		return nil, fmt.Errorf("maru: %w", err)
 	}
 	s.zmtp = l
+	s.wg.Go(s.keep)
+	s.wg.Go(s.watch)
 	return s, nil
 }
 
 // Start begins to serve.
 func (s *Server) Start() { s.once.Do(func() { close(s.start) }) }
+
+// started waits for Start. It returns false if the server was closed first.
+func (s *Server) started() bool {
+	select {
+	case <-s.start:
+		return true
+	case <-s.ctx.Done():
+		return false
+	}
+}
 
 // Addr is where the server listens.
 func (s *Server) Addr() string { return s.zmtp.Endpoint()[len("tcp://"):] }
@@ -125,6 +148,7 @@ func (s *Server) Addr() string { return s.zmtp.Endpoint()[len("tcp://"):] }
 // Close ends all connections. What they have asked for may still be carried out.
 func (s *Server) Close() error {
 	s.cancel()
+	s.wg.Wait()
 	return s.zmtp.Close()
 }
 
