@@ -108,6 +108,8 @@ func decode(k meta.Kind, body []byte) (any, error) {
 		return meta.DecodeCount(body)
 	case meta.KindPutName, meta.KindDeleteName:
 		return meta.DecodeName(body)
+	case meta.KindMaru:
+		return decodeMaru(body)
 	default:
 		if len(body) != 0 {
 			return nil, meta.ErrCorrupt
@@ -227,6 +229,8 @@ func (w *world) executeSpace(s *session, c meta.Command) (result, error) {
 		return w.putName(s, c), nil
 	case *meta.DeleteName:
 		return w.deleteName(s, c), nil
+	case *meta.Maru:
+		return w.maruCommand(c), nil
 	default:
 		return w.executeTiers(c)
 	}
@@ -261,6 +265,7 @@ var kindNames = [...]string{
 	meta.KindEmptyRegion: "empty region", meta.KindExpirePins: "expire pins", meta.KindTenant: "tenant",
 	meta.KindDevice: "device", meta.KindTask: "task", meta.KindTaskDone: "task done", meta.KindCancelTask: "cancel task",
 	meta.KindFencedRegion: "fenced region", meta.KindPutName: "put name", meta.KindDeleteName: "delete name",
+	meta.KindMaru: "maru",
 }
 
 func kindName(k meta.Kind) string {

@@ -60,7 +60,7 @@ func (w *world) same(what string, want, got any) error {
 func (w *world) compareState(m *meta.Machine) error {
 	for _, compare := range []func(*meta.Machine) error{
 		w.compareHead, w.compareRegions, w.compareDevices, w.compareSessions, w.compareEntries, w.compareKeys,
-		w.compareLocations, w.compareReplicas, w.comparePrefixes, w.comparePins, w.compareTasks, w.compareNames,
+		w.compareLocations, w.compareReplicas, w.comparePrefixes, w.comparePins, w.compareTasks, w.compareNames, w.compareMaru,
 		w.compareStats, w.compareOrder,
 	} {
 		if err := compare(m); err != nil {
@@ -117,6 +117,7 @@ func (w *world) compareDevices(m *meta.Machine) error {
 				continue
 			}
 			i.Regions++
+			i.Locations += uint64(len(w.maruIn(r)))
 			for _, l := range w.in(r) {
 				i.Locations++
 				i.LiveBytes += l.entry.length
@@ -226,6 +227,7 @@ func (w *world) describeSession(s *session) meta.SessionInfo {
 	}
 	for _, r := range w.owned(s) {
 		i.Regions = append(i.Regions, r.id)
+		i.Entries += uint64(len(w.maruIn(r)))
 		for _, l := range w.in(r) {
 			i.Entries++
 			i.Bytes += l.entry.length

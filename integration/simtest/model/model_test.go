@@ -82,6 +82,7 @@ var reached = map[meta.Kind][]protocol.Code{
 	meta.KindFencedRegion: {0, protocol.CodeStaleEpoch, protocol.CodeUnsupported},
 	meta.KindPutName:      {0, protocol.CodeBadRequest, protocol.CodeUnsupported},
 	meta.KindDeleteName:   {0, protocol.CodeBadRequest, protocol.CodeUnsupported},
+	meta.KindMaru:         {0, protocol.CodePending, protocol.CodeUnsupported},
 }
 
 func randomRun(t *testing.T, name string, seed uint64, steps int, total map[outcome]int) {

@@ -256,6 +256,9 @@ func (g *generator) step() {
 		id := g.anySession()
 		commands = append(commands, g.protected(id, g.name(id)))
 	}
+	if g.one(3) { // likewise
+		commands = append(commands, g.maru())
+	}
 	p.apply(touches, commands...)
 	for _, span := range p.res.Spans {
 		if code, body, _ := meta.DecodeCode(p.res.Bytes(&span)); span.Kind == meta.KindOpenSession && code == 0 {

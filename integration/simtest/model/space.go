@@ -85,7 +85,7 @@ func (w *world) empty(r *region, most int) int {
 		}
 		w.lose(l, meta.ReasonTaken)
 	}
-	return len(in)
+	return len(in) + w.emptyMaru(r, most-len(in))
 }
 
 // give hands an empty region to a session under a new epoch.

@@ -26,8 +26,9 @@ type world struct {
 	devices  map[meta.DeviceID]*device
 	tasks    []*task // by id
 	names    []name  // in the order of their making
-	revision uint64  // of the last change of any name
-	before   uint64  // births before the REGISTER that is being carried out
+	maru     []*maruKey
+	revision uint64 // of the last change of any name
+	before   uint64 // births before the REGISTER that is being carried out
 
 	// The last ones given out.
 	births, epochs, uses, pinIDs uint64
@@ -188,6 +189,12 @@ func (w *world) clone() *world {
 	for _, t := range w.tasks {
 		c.tasks = append(c.tasks, new(*t)) // what it names is never changed in place
 	}
+	c.maru = nil
+	for _, k := range w.maru {
+		n := new(*k)
+		n.region = regions[k.region]
+		c.maru = append(c.maru, n)
+	}
 	c.entries = make([]*entry, len(w.entries))
 	for i, e := range w.entries {
 		if e != nil {
@@ -252,14 +259,19 @@ func (w *world) in(r *region) []*location {
 	return in
 }
 
-// live counts the locations in a region.
-func (w *world) live(r *region) int { return len(w.in(r)) }
+// live counts the locations and keys of Maru's in a region.
+func (w *world) live(r *region) int { return len(w.in(r)) + len(w.maruIn(r)) }
 
 // pinned counts those of hard-pinned entries: readers may have found them there, primaries or copies.
 func (w *world) pinned(r *region) int {
 	n := 0
 	for _, l := range w.in(r) {
 		if l.entry.hard() {
+			n++
+		}
+	}
+	for _, k := range w.maruIn(r) {
+		if k.pins > 0 {
 			n++
 		}
 	}
