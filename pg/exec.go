@@ -3,6 +3,7 @@ package pg
 import (
 	"cmp"
 	"errors"
+	"slices"
 
 	"larder/pg/collective"
 )
@@ -54,7 +55,8 @@ func (g *Group) step() bool {
 }
 
 // first is the collective that is first in the queue, and whether it may move: not while a proposed view waits to know how far this
-// rank is and may have it run again. If it belongs to a newer view than the one that it runs in, it does not run there any more.
+// rank is and may have it run again. If it belongs to a newer view than the one that it runs in, or that one was given up, it does not
+// run there any more.
 func (g *Group) first() (w *Work, may bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -65,8 +67,8 @@ func (g *Group) first() (w *Work, may bool, err error) {
 	if g.stopped != nil || w.given != nil {
 		return w, false, cmp.Or(w.given, g.stopped)
 	}
-	if len(g.planes) > 1 && g.planes[1].view.StartSeq <= w.seq {
-		w.op = nil
+	if len(g.planes) > 1 && g.planes[1].view.StartSeq <= w.seq || !slices.Contains(g.planes, w.plane) {
+		w.op = nil // its channels are closed, or soon will be
 	}
 	return w, !g.frozen && (!g.held || w.op != nil), nil
 }
@@ -119,7 +121,11 @@ func (g *Group) begin(w *Work) (runs bool, err error) {
 func (g *Group) planeOf(w *Work) (*plane, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.planes) == 0 {
+	switch {
+	case len(g.planes) > 0:
+	case g.leaving:
+		return nil, ErrClosed
+	default:
 		return nil, ErrInactive
 	}
 	for len(g.planes) > 1 && g.planes[1].view.StartSeq <= w.seq {

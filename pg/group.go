@@ -70,6 +70,7 @@ type Group struct {
 	mu      sync.Mutex
 	stopped error // why there are no calls; nil while there are
 	joining bool
+	leaving bool    // it is being closed
 	queue   []*Work // collectives that are not over, in order
 	room    []*Work // memory of queue
 	waiting int     // sends and receives that were started and are not over
@@ -275,6 +276,7 @@ const leaveTime = 2 * time.Second
 // this rank has completed, they can complete, too.
 func (g *Group) leave() {
 	g.mu.Lock()
+	g.leaving = true
 	alone := g.stopped != nil || len(g.view.Members) < 2 || g.view.Index(g.rank) < 0
 	g.mu.Unlock()
 	if alone {

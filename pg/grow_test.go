@@ -189,3 +189,15 @@ func TestOneIsLeft(t *testing.T) {
 	require.Equal(t, []int{1}, lost.Ranks)
 	settled(t, last, 1)
 }
+
+// Who is taken out of a group while it waits in a collective is told so, and its calls after that are, too.
+func TestDeactivatedInTheMiddle(t *testing.T) {
+	groups := newJob(t, 2, nil).groups(GroupConfig{}, 0, 1)
+	waits := groups[0].Start(Barrier())
+	_, err := groups[0].Deactivate(t.Context(), 0)
+	require.NoError(t, err)
+	_, err = waits.Wait(t.Context())
+	require.Error(t, err)
+	_, err = groups[0].Do(Barrier())
+	require.ErrorIs(t, err, ErrInactive)
+}
