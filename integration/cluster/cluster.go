@@ -527,8 +527,11 @@ func FreeAddr(t *testing.T) string {
 	if ports.used == nil {
 		ports.used = make(map[int]bool)
 	}
-	for range 1000 {
-		port := 20000 + rand.IntN(12000)
+	for try := range 2000 {
+		port := 20000 + os.Getpid()%12*1000 + rand.IntN(1000) // another test process would take a port of a member that is down
+		if try >= 1000 {
+			port = 20000 + rand.IntN(12000)
+		}
 		if ports.used[port] {
 			continue
 		}
