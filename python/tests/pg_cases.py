@@ -470,6 +470,22 @@ def hinted_all_reduce():
     return int(t), pg.get_failed_ranks_hint(work).tolist(), pg.get_local_success(work)
 
 
+def hinted_messages(others):
+    """A message to each of others, and one from each, in a group that does not raise: of each its rank, what was received, the hints of
+    both, and whether both have succeeded."""
+    works = []
+    for other in others:
+        t = torch.zeros(1, dtype=torch.int32)
+        works.append((other, t, dist.isend(torch.tensor([rank() + 1], dtype=torch.int32), other), dist.irecv(t, other)))
+    for _, _, sent, received in works:
+        sent.wait()
+        received.wait()
+    return [
+        (other, int(t), [pg.get_failed_ranks_hint(w).tolist() for w in pair], [pg.get_local_success(w) for w in pair])
+        for other, t, *pair in works
+    ]
+
+
 def reduce_until(name, most=60.0):
     """All-reduces until every rank has found a key in the store: how many, and the longest pause between two, in seconds."""
     stop, count, longest = store("signals"), 0, 0.0

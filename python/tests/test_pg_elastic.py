@@ -76,6 +76,22 @@ class Failures(unittest.TestCase):
                 self.assertIn(hint, ([0, 1, 0], [0, 0, 0]))
             self.assertEqual(r.on(0, cases.active), [1, 0, 1])
 
+    def test_mooncakes_messages_hint_as_well(self):
+        well, ill = ([[0, 0, 0]] * 2, [True] * 2), ([[0, 1, 0]] * 2, [False] * 2)
+        with ranks(3, LARDER_PG_COMPAT="mooncake") as r:
+            begin(r, 3, None, "mooncake-cpu")
+            for rank in range(3):
+                r.tell(rank, cases.hinted_messages, [other for other in range(3) if other != rank])
+            for rank in range(3):
+                self.assertEqual(r.hear(rank), [(other, other + 1, *well) for other in range(3) if other != rank])
+            r.kill(1)
+            eventually(lambda: r.on(0, cases.peers, [1]) == [False], "it is known to be dead")
+            for rank in (0, 2):
+                r.tell(rank, cases.hinted_messages, [1, 2 - rank])
+            for rank in (0, 2):
+                self.assertEqual(r.hear(rank), [(1, 0, *ill), (2 - rank, 3 - rank, *well)])
+            eventually(lambda: r.on(0, cases.active) == [1, 0, 1], "the others go on without it")
+
     def test_manual_eviction(self):
         options = {"auto_deactivate_on_failure": False, "auto_sync_on_failure": False, "retry": True, "raise_on_failure": False}
         with ranks(4) as r:
