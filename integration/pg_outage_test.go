@@ -22,15 +22,11 @@ import (
 func TestGroupsOutliveTheMasters(t *testing.T) {
 	cluster.SkipShort(t)
 	c := cluster.Start(t, cluster.Options{Members: 3})
-	ranks := make([]*rank, 4)
-	var wg sync.WaitGroup
-	for i := range ranks {
-		wg.Go(func() { ranks[i] = joinGroup(t, c, i, false) })
-	}
-	wg.Wait()
+	ranks := joinGroups(t, c, 4)
 	if t.Failed() {
 		return
 	}
+	var wg sync.WaitGroup
 	each := func(f func(n *cluster.Node)) {
 		for _, n := range c.Nodes {
 			f(n)

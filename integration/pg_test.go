@@ -46,20 +46,28 @@ func (r *rank) close(t *testing.T) {
 	require.NoError(t, r.s.Close())
 }
 
-// TestGroupsSurviveLeaders kills the masters' leader while ranks call all-reduces, which do not notice; then one of them leaves
-// and another takes its place, by the new leader, which is killed in the middle of that.
-func TestGroupsSurviveLeaders(t *testing.T) {
-	cluster.SkipShort(t)
-	c := cluster.Start(t, cluster.Options{Members: 3})
-	ranks := make([]*rank, 4)
+// joinGroups makes the first n ranks of the group, at once.
+func joinGroups(t *testing.T, c *cluster.Cluster, n int) []*rank {
+	t.Helper()
+	ranks := make([]*rank, n)
 	var wg sync.WaitGroup
 	for i := range ranks {
 		wg.Go(func() { ranks[i] = joinGroup(t, c, i, false) })
 	}
 	wg.Wait()
+	return ranks
+}
+
+// TestGroupsSurviveLeaders kills the masters' leader while ranks call all-reduces, which do not notice; then one of them leaves
+// and another takes its place, by the new leader, which is killed in the middle of that.
+func TestGroupsSurviveLeaders(t *testing.T) {
+	cluster.SkipShort(t)
+	c := cluster.Start(t, cluster.Options{Members: 3})
+	ranks := joinGroups(t, c, 4)
 	if t.Failed() {
 		return
 	}
+	var wg sync.WaitGroup
 	kill := func() {
 		leader := c.Leader()
 		leader.Kill()
