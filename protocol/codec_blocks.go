@@ -105,7 +105,7 @@ func (m *ListBlocksReply) Decode(b []byte) error {
 	}
 	for i := range m.Blocks {
 		if k := &m.Blocks[i]; int(k.Context) >= len(m.Contexts) && m.Code == 0 {
-			d.fail(CodeBadRequest, "block %d is of context %d of %d", i, k.Context, len(m.Contexts))
+			d.failAt("blocks", "block %d is of context %d of %d", i, k.Context, len(m.Contexts))
 			break
 		}
 	}

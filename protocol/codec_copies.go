@@ -162,7 +162,5 @@ func (d *dec) packedMore(results []LookupResult, heads, more []byte) {
 func packedCopiesOf(heads []byte, i int) int { return int(heads[i*PackedSize+1]) }
 
 func (d *dec) badCopies(format string, args ...any) {
-	d.fn = 0
-	d.fail(CodeBadRequest, format, args...)
-	d.err.Field = "copies"
+	d.failAt("copies", format, args...)
 }

@@ -214,8 +214,7 @@ func (m *ClearRequest) Decode(b []byte) error {
 		}
 	}
 	if scopes != 1 {
-		d.fn = 0
-		d.fail(CodeBadRequest, "%d scopes are set: set exactly one of all, prefix, context and tenant", scopes)
+		d.failAt("", "%d scopes are set: set exactly one of all, prefix, context and tenant", scopes)
 	}
 	return d.end()
 }

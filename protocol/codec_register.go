@@ -339,8 +339,7 @@ func (m *RegisterReply) decodeExisting(d *dec) {
 		return
 	}
 	if index >= uint64(len(m.Results)) {
-		d.fn = 0
-		d.fail(CodeBadRequest, "index %d is beyond the %d results", index, len(m.Results))
+		d.failAt("", "index %d is beyond the %d results", index, len(m.Results))
 		return
 	}
 	r.IsNew = m.Results[index].IsNew

@@ -26,6 +26,14 @@ func (d *dec) fail(code Code, format string, args ...any) {
 	d.p = len(d.b)
 }
 
+// failAt is fail for what only shows once more than the field was read.
+func (d *dec) failAt(field, format string, args ...any) {
+	if d.err == nil {
+		d.fail(CodeBadRequest, format, args...)
+		d.err.Field = field
+	}
+}
+
 func (d *dec) truncated() { d.fail(CodeBadRequest, "the payload ends too early") }
 
 // inside says that what was decoded last was element i of the array name, or the map name if i is negative.
@@ -86,9 +94,7 @@ func (d *dec) need(have uint, names ...string) {
 	}
 	for i, name := range names {
 		if have&(1<<i) == 0 {
-			d.fn = 0
-			d.fail(CodeBadRequest, "is missing")
-			d.err.Field = name
+			d.failAt(name, "is missing")
 			return
 		}
 	}

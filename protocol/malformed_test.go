@@ -1,6 +1,7 @@
 package protocol
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"reflect"
@@ -30,11 +31,14 @@ func requireDecodeError(t *testing.T, err error, field string, code Code) {
 
 type object = map[string]any
 
+// pack encodes v, the fields of its maps by their names: one after another that it depends on as well as before it.
 func pack(t *testing.T, v any) []byte {
 	t.Helper()
-	b, err := msgpack.Marshal(v)
-	require.NoError(t, err)
-	return b
+	var b bytes.Buffer
+	e := msgpack.NewEncoder(&b)
+	e.SetSortMapKeys(true)
+	require.NoError(t, e.Encode(v))
+	return b.Bytes()
 }
 
 // entry is a REGISTER entry with one field set otherwise, or left out if the value is nil.
