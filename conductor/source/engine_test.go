@@ -147,6 +147,11 @@ func (e *engine) encode(events ...any) []byte {
 func (e *engine) add(payload []byte) uint64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	return e.append(payload)
+}
+
+// append is add, for who has e.mu.
+func (e *engine) append(payload []byte) uint64 {
 	seq := e.next
 	e.next++
 	e.ring = append(e.ring, message{seq, payload})
@@ -160,8 +165,22 @@ func (e *engine) publish(events ...any) { e.send(e.encode(events...)) }
 // miss is a batch that is lost on its way.
 func (e *engine) miss(events ...any) { e.add(e.encode(events...)) }
 
-func (e *engine) send(payload []byte) {
-	e.pub.Publish([]byte("kv@x"), binary.BigEndian.AppendUint64(nil, e.add(payload)), payload)
+// cut sends a batch that takes the place of all others in the ring. No replay sees that without it: who keeps a ring has its newest
+// batch there, and one that has none has begun anew.
+func (e *engine) cut(events ...any) {
+	payload := e.encode(events...)
+	e.mu.Lock()
+	e.ring = nil
+	seq := e.append(payload)
+	e.mu.Unlock()
+	e.announce(seq, payload)
+}
+
+func (e *engine) send(payload []byte) { e.announce(e.add(payload), payload) }
+
+// announce sends a batch that has its number to those that listen.
+func (e *engine) announce(seq uint64, payload []byte) {
+	e.pub.Publish([]byte("kv@x"), binary.BigEndian.AppendUint64(nil, seq), payload)
 }
 
 func (e *engine) replays() []uint64 {

@@ -56,10 +56,7 @@ func TestFaults(t *testing.T) {
 				e.mu.Unlock()
 				e.miss(events...)
 			case op < 96:
-				e.mu.Lock()
-				e.ring = nil
-				e.mu.Unlock()
-				e.publish(events...)
+				e.cut(events...)
 			case op < 98:
 				clear(copies)
 				e.publish(cleared())
