@@ -141,6 +141,9 @@ func (m *Machine) allocRegion(s *session, c *Alloc, out *Results) {
 		out.fail(protocol.CodePending)
 		return
 	}
+	if !own && s.ttlMS == 0 {
+		r = m.renumber(r)
+	}
 	m.give(r, c.PageSize, s)
 	m.regionResult(r, out)
 }

@@ -114,6 +114,18 @@ func (m *Machine) newRegion(d *device, size, pageSize uint64, s *session) *regio
 	return r
 }
 
+// renumber puts a region of another number in the place of an empty one. Maru's clients name regions by their numbers alone: what
+// one still says of a region that it has lost is then about none that another one has.
+func (m *Machine) renumber(r *region) *region {
+	m.disown(r)
+	m.removeRegion(r)
+	m.gone(r)
+	m.head.nextRegion++
+	fresh := &region{id: m.head.nextRegion, device: r.device, offset: r.offset, length: r.length, head: None}
+	m.addRegion(fresh)
+	return fresh
+}
+
 // give hands an empty region to a session under a new epoch.
 func (m *Machine) give(r *region, pageSize uint64, s *session) {
 	if r.owner != s {

@@ -193,12 +193,20 @@ func (w *world) allocRegion(s *session, c *meta.Alloc, got *meta.AllocResult) bo
 	if r == nil || !w.givable(r, s, c) {
 		return false
 	}
+	owned := r.state == meta.RegionOwned
 	n := w.empty(r, meta.MaxDropPerCommand)
 	if r.state != meta.RegionDraining {
 		w.counts.Evictions[min(c.Phase, 3)] += uint64(n)
 	}
 	if w.live(r) > 0 {
 		return false
+	}
+	if !owned && s.info.TTLMS == 0 { // clients of Maru's know regions by their numbers alone
+		w.disown(r)
+		delete(w.regions, r.id)
+		w.lastRegion++
+		r = &region{id: w.lastRegion, device: r.device, offset: r.offset, length: r.length}
+		w.regions[r.id] = r
 	}
 	w.give(r, c.PageSize, s)
 	got.Given, got.Location = true, r.location()
