@@ -79,6 +79,7 @@ func (s *source) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
+		s.trouble(err) // before the state says that there is some
 		if lived {
 			failed = 0
 			s.m.cfg.Logger.Info("an engine is gone", append(s.attrs(), slog.Any("error", err))...)
@@ -87,7 +88,6 @@ func (s *source) run(ctx context.Context) {
 				s.gone = now()
 			}
 		}
-		s.trouble(err)
 		if s.away(ctx, s.m.backoff(failed)) != nil {
 			return
 		}
