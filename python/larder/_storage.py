@@ -85,6 +85,8 @@ def prefix_hashes(tokens: Sequence[int], block_size: int, seed: int = 0) -> list
     that are before it; a part of a block at the end has none."""
     if block_size <= 0:
         raise InvalidArgumentError(f"a block of {block_size} tokens: it has at least one")
+    if isinstance(tokens, bytes | bytearray) or isinstance(tokens, memoryview) and tokens.format in ("B", "b", "c"):
+        raise InvalidArgumentError("bytes may be tokens of a byte each, or packed ones: give a list of numbers")
     try:
         packed = array("I", tokens)
     except (TypeError, OverflowError) as e:

@@ -313,6 +313,10 @@ class BadInput(Pool):
             ("nothing to allocate", lambda: client.alloc(0), invalid, "1 to"),
             ("blocks of no tokens", lambda: larder.prefix_hashes([1], 0), invalid, "at least one"),
             ("tokens", lambda: larder.prefix_hashes([1 << 32], 1), invalid, "32 bits"),
+            ("tokens that are text", lambda: larder.prefix_hashes("text", 1), invalid, "32 bits"),
+            ("tokens that are bytes", lambda: larder.prefix_hashes(b"text", 1), invalid, "list"),
+            ("tokens that are a bytearray", lambda: larder.prefix_hashes(bytearray(7), 1), invalid, "list"),
+            ("tokens that are a view of bytes", lambda: larder.prefix_hashes(memoryview(b"text"), 1), invalid, "list"),
             ("more than the pool", lambda: client.put("k", bytearray(80 << 20)), larder.NoSpaceError, "NO_SPACE"),
         ]
         if numpy is not None:
