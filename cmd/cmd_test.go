@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"larder/cmd/replay"
+	"larder/internal/freeport"
 	"larder/server"
 )
 
@@ -70,13 +71,7 @@ func startCluster(t *testing.T, more ...string) *cluster {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "larder-cmd-") // short, for the socket's path
 	require.NoError(t, err)
-	var addrs [2]string
-	for i := range addrs {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		addrs[i] = l.Addr().String()
-		require.NoError(t, l.Close())
-	}
+	addrs := [2]string{freeport.For(t), freeport.For(t)}
 	args := append([]string{
 		"serve", "--data-dir", filepath.Join(dir, "data"), "--pool", filepath.Join(dir, "pool") + ",size=16MiB",
 		"--listen", addrs[0], "--peer-listen", "none", "--admin-listen", addrs[1], "--socket", filepath.Join(dir, "s"),

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -20,6 +19,7 @@ import (
 	"time"
 
 	"larder/cmd/replay"
+	"larder/internal/freeport"
 	"larder/node"
 	"larder/server"
 )
@@ -80,7 +80,7 @@ func (f *replayNodes) start(e *env, dir, masters string, page, region uint64, lo
 		}
 	}()
 	for i := range f.Nodes {
-		admin, err := unusedAddr()
+		admin, err := freeport.Addr()
 		if err != nil {
 			return nil, err
 		}
@@ -107,15 +107,6 @@ func (f *replayNodes) start(e *env, dir, masters string, page, region uint64, lo
 		all.killer.Go(func() { all.killThem(ctx, f.KillNodes) })
 	}
 	return all, nil
-}
-
-// unusedAddr is a loopback address that nobody listens at just now.
-func unusedAddr() (string, error) {
-	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", fmt.Errorf("replay: find a port for a node: %w", err)
-	}
-	return l.Addr().String(), l.Close()
 }
 
 // killThem kills nodes by turns until ctx is over.

@@ -13,6 +13,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 
 	"larder/integration/cluster"
+	"larder/internal/freeport"
 	"larder/maru"
 	"larder/zmtp"
 )
@@ -75,8 +76,8 @@ func TestMaruSurvivesLeaders(t *testing.T) {
 	c := cluster.New(t, cluster.Options{Members: 3})
 	addrs := make([]string, 0, len(c.Nodes))
 	for _, n := range c.Nodes {
-		addrs = append(addrs, cluster.FreeAddr(t))
-		n.Flags = append(n.Flags, "--maru="+addrs[len(addrs)-1], "--maru-rm="+cluster.FreeAddr(t))
+		addrs = append(addrs, freeport.For(t))
+		n.Flags = append(n.Flags, "--maru="+addrs[len(addrs)-1], "--maru-rm="+freeport.For(t))
 	}
 	for _, n := range c.Nodes {
 		n.Start()

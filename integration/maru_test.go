@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"larder/integration/cluster"
+	"larder/internal/freeport"
 	"larder/maru/rm"
 	"larder/zmtp"
 )
@@ -48,9 +49,9 @@ func startMaru(t *testing.T, members int) (c *cluster.Cluster, doors []string) {
 	t.Helper()
 	c = cluster.New(t, cluster.Options{Members: members})
 	for _, n := range c.Nodes {
-		door := cluster.FreeAddr(t)
+		door := freeport.For(t)
 		doors = append(doors, door)
-		n.Flags = append(n.Flags, "--maru="+door, "--maru-rm="+cluster.FreeAddr(t))
+		n.Flags = append(n.Flags, "--maru="+door, "--maru-rm="+freeport.For(t))
 		n.Start()
 	}
 	c.Leader()

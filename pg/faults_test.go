@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"larder/internal/freeport"
 	"larder/pg/member"
 	"larder/pg/reduce"
 	"larder/pg/store"
@@ -150,10 +151,7 @@ func gatedJob(t *testing.T, n int, change func(*Config)) (j *job, peers, stores 
 	t.Cleanup(func() { require.NoError(t, srv.Close()) })
 	j = &job{t: t}
 	for rank := range n {
-		free, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		at := free.Addr().String()
-		require.NoError(t, free.Close())
+		at := freeport.For(t)
 		peers = append(peers, newGate(t, at))
 		stores = append(stores, newGate(t, srv.Addr()))
 		s, err := store.Dial(t.Context(), stores[rank].addr(), testLease)

@@ -13,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"larder/internal/freeport"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -71,19 +73,15 @@ func startCluster(t *testing.T, ids ...uint64) []*testNode {
 	t.Helper()
 	nodes := make([]*testNode, 0, len(ids))
 	members := make([]Member, 0, len(ids))
-	ls := make([]net.Listener, 0, len(ids))
 	for _, id := range ids {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		ls = append(ls, l)
-		n := &testNode{id: id, dir: filepath.Join(t.TempDir(), strconv.FormatUint(id, 10)), addr: l.Addr().String()}
+		n := &testNode{id: id, dir: filepath.Join(t.TempDir(), strconv.FormatUint(id, 10)), addr: freeport.For(t)}
 		nodes = append(nodes, n)
 		members = append(members, Member{ID: id, Addr: n.addr})
 	}
-	for i, n := range nodes {
+	for _, n := range nodes {
 		n.open(t)
 		require.NoError(t, n.store.Bootstrap(7, n.id, members))
-		n.start(t, ls[i])
+		n.start(t)
 	}
 	return nodes
 }
@@ -99,19 +97,15 @@ func (n *testNode) open(t *testing.T) {
 	n.store = s
 }
 
-func (n *testNode) start(t *testing.T, l net.Listener) {
+func (n *testNode) start(t *testing.T) {
 	t.Helper()
-	if l == nil {
-		var err error
-		l, err = net.Listen("tcp", n.addr)
-		require.NoError(t, err)
-	}
+	l, err := net.Listen("tcp", n.addr)
+	require.NoError(t, err)
 	n.kv = newKV(n.store.State())
 	n.waiters = waiters{m: map[uint64]waiter{}, recent: map[uint64]uint64{}}
 	n.kv.onApply = n.waiters.applied
 	n.stopped = make(chan error, 1)
 	n.leads = make(chan bool, 100)
-	var err error
 	n.node, err = StartNode(NodeConfig{
 		Core: CoreConfig{
 			ID: n.id, ClusterID: 7, Machine: n.kv, Logger: testLogger(),
@@ -219,7 +213,7 @@ func TestClusterOverTCP(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, ok)
 	lead.open(t)
-	lead.start(t, nil)
+	lead.start(t)
 	_, err = lead.node.ReadIndex(ctx)
 	require.NoError(t, err)
 	require.Equal(t, "stop", lead.kv.get("after"))
@@ -236,14 +230,12 @@ func TestMembersJoinAndLeaveOverTCP(t *testing.T) {
 		_, err := lead.put(ctx, fmt.Sprint("k", i), "v")
 		require.NoError(t, err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	j := &testNode{id: NewMemberID(), dir: filepath.Join(t.TempDir(), "j"), addr: l.Addr().String()}
+	j := &testNode{id: NewMemberID(), dir: filepath.Join(t.TempDir(), "j"), addr: freeport.For(t)}
 	j.open(t)
 	require.NoError(t, j.store.Join(7, j.id))
-	j.start(t, l)
+	j.start(t)
 	require.NoError(t, lead.node.AddMember(ctx, Member{ID: j.id, Addr: j.addr, Context: []byte("c")}))
-	_, err = j.node.ReadIndex(ctx)
+	_, err := j.node.ReadIndex(ctx)
 	require.NoError(t, err)
 	require.Equal(t, 100, j.kv.size())
 	require.Equal(t, uint64(1), lead.node.Metrics().SnapshotsSent)
@@ -297,10 +289,7 @@ func TestSnapshotSaveAndRestore(t *testing.T) {
 	require.NoError(t, lead.node.Snapshot(ctx, &buf))
 	applied := lead.node.Applied()
 
-	r := &testNode{id: 50, dir: filepath.Join(t.TempDir(), "r")}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	r.addr = l.Addr().String()
+	r := &testNode{id: 50, dir: filepath.Join(t.TempDir(), "r"), addr: freeport.For(t)}
 	o := testStoreOptions(nil)
 	for _, cut := range []int{0, 1, buf.Len() / 2, buf.Len() - 1} {
 		_, _, err := RestoreSnapshot(r.dir, bytes.NewReader(buf.Bytes()[:cut]), RestoreOptions{
@@ -325,7 +314,7 @@ func TestSnapshotSaveAndRestore(t *testing.T) {
 	restored, _, err = r.store.TakeRestoredMarker()
 	require.NoError(t, err)
 	require.False(t, restored)
-	r.start(t, l)
+	r.start(t)
 	leaderOf(t, []*testNode{r})
 	require.Equal(t, 100, r.kv.size())
 	ok, err := r.put(ctx, "new", "1")

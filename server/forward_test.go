@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"larder/internal/freeport"
 	"larder/protocol"
 )
 
@@ -278,10 +279,7 @@ func TestALeaderThatMisbehavesCostsALookupAnElectionTimeoutAtMost(t *testing.T) 
 
 func TestALeaderThatCannotBeReachedIsAskedAgain(t *testing.T) {
 	s := startServer(t, testConfig(t))
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	leadElsewhere(s, l.Addr().String())
-	require.NoError(t, l.Close())
+	leadElsewhere(s, freeport.For(t))
 	w := dial(t, "tcp", s.Addr())
 	for n := range uint64(3) {
 		reply := w.lookup(0, "k")

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"larder/cxl"
+	"larder/internal/freeport"
 	"larder/protocol"
 )
 
@@ -333,13 +334,7 @@ func startCluster(t *testing.T, changes ...func(*Config)) []*Server {
 	const members = 3
 	peers := make([]PeerConfig, 0, members)
 	for id := range uint64(members) {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		c, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		peers = append(peers, PeerConfig{ID: id + 1, Addr: l.Addr().String(), Client: c.Addr().String(), Admin: "127.0.0.1:1"})
-		require.NoError(t, l.Close())
-		require.NoError(t, c.Close())
+		peers = append(peers, PeerConfig{ID: id + 1, Addr: freeport.For(t), Client: freeport.For(t), Admin: "127.0.0.1:1"})
 	}
 	servers := make([]*Server, 0, members)
 	for i, p := range peers {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"larder/internal/freeport"
 	"larder/protocol"
 	"larder/server"
 )
@@ -125,7 +126,7 @@ func (b *bench) three(pool server.Size) ([]*node, error) {
 		}
 		cfg.NodeID = uint64(i + 1)
 		for _, addr := range []*string{&cfg.Listen, &cfg.PeerListen} {
-			if *addr, err = freeAddress(b.ctx); err != nil {
+			if *addr, err = freeport.Addr(); err != nil {
 				return nil, err
 			}
 		}
@@ -166,15 +167,6 @@ func removeAll(nodes []*node) error {
 		err = errors.Join(err, n.remove())
 	}
 	return err
-}
-
-// freeAddress finds a port that is free now.
-func freeAddress(ctx context.Context) (string, error) {
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", fmt.Errorf("free port: %w", err)
-	}
-	return l.Addr().String(), l.Close() //nolint:wrapcheck // closing a listener
 }
 
 // keyOf makes the 32-byte key number i, spread like a hash.

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"larder/client"
+	"larder/internal/freeport"
 	"larder/server"
 )
 
@@ -247,7 +248,7 @@ func (b *bench) processes() (members []*process, err error) {
 	for id := 1; id <= count; id++ {
 		var addrs [3]string
 		for i := range addrs {
-			if addrs[i], err = freeAddress(b.ctx); err != nil {
+			if addrs[i], err = freeport.Addr(); err != nil {
 				return nil, err
 			}
 		}

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"larder/internal/freeport"
 	"larder/zmtp"
 )
 
@@ -178,7 +179,7 @@ func (f *maruFigure) measure(ctx context.Context, s *maruServer) (speed MaruSpee
 func startMaru(ctx context.Context, cfg *MaruConfig) (servers []*maruServer, err error) {
 	var at [4]string
 	for i := range at {
-		if at[i], err = freeAddress(ctx); err != nil {
+		if at[i], err = freeport.Addr(); err != nil {
 			return nil, err
 		}
 	}

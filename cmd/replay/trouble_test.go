@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"net"
 	"strconv"
 	"sync"
 	"testing"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"larder/internal/freeport"
 	"larder/protocol"
 	"larder/server"
 )
@@ -20,14 +20,8 @@ import (
 func startCluster(t *testing.T, pages int) []*server.Server {
 	t.Helper()
 	base := poolConfig(t, pages, nil)
-	free := func() string {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		defer func() { require.NoError(t, l.Close()) }()
-		return l.Addr().String()
-	}
 	for id := range uint64(3) {
-		base.Peers = append(base.Peers, server.PeerConfig{ID: id + 1, Addr: free(), Client: free(), Admin: "127.0.0.1:1"})
+		base.Peers = append(base.Peers, server.PeerConfig{ID: id + 1, Addr: freeport.For(t), Client: freeport.For(t), Admin: "127.0.0.1:1"})
 	}
 	members := make([]*server.Server, 0, len(base.Peers))
 	for i, p := range base.Peers {

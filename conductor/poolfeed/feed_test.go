@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,22 +19,11 @@ import (
 	"larder/conductor"
 	"larder/conductor/kvevent"
 	"larder/conductor/kvpub"
+	"larder/internal/freeport"
 	"larder/server"
 )
 
 const mib = 1 << 20
-
-// freeAddrs are different addresses that nobody listens at: all are held until the last one is found.
-func freeAddrs(t *testing.T, n int) (list []string) {
-	t.Helper()
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		defer func() { require.NoError(t, l.Close()) }()
-		list = append(list, l.Addr().String())
-	}
-	return list
-}
 
 // pool is a pool of one master or more, all in this process.
 type pool struct {
@@ -52,9 +40,8 @@ func newPool(t *testing.T, members int) *pool {
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	p := &pool{t: t}
 	var peers []server.PeerConfig
-	addrs := freeAddrs(t, 3*members)
 	for i := range members {
-		peers = append(peers, server.PeerConfig{ID: uint64(i) + 1, Addr: addrs[3*i], Client: addrs[3*i+1], Admin: "127.0.0.1:1"})
+		peers = append(peers, server.PeerConfig{ID: uint64(i) + 1, Addr: freeport.For(t), Client: freeport.For(t), Admin: "127.0.0.1:1"})
 	}
 	for i := range members {
 		cfg := server.Default()
@@ -64,7 +51,7 @@ func newPool(t *testing.T, members int) *pool {
 		cfg.ElectionTimeout, cfg.DefaultLease = 300*time.Millisecond, 200*time.Millisecond
 		cfg.MinFreeDisk, cfg.MinRegionAge = mib, 0
 		cfg.Pool = []server.DeviceConfig{{Path: filepath.Join(dir, "pool"), Size: 4 * mib}} // its header takes 2 MiB
-		cfg.KVEventsListen = "tcp://" + addrs[3*i+2]
+		cfg.KVEventsListen = "tcp://" + freeport.For(t)
 		if members > 1 {
 			cfg.NodeID, cfg.Peers = peers[i].ID, peers
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -16,6 +15,7 @@ import (
 	"larder/conductor"
 	"larder/conductor/kvevent"
 	"larder/conductor/kvpub"
+	"larder/internal/freeport"
 	"larder/server"
 )
 
@@ -113,10 +113,7 @@ func newPool(t *testing.T) *server.Server {
 	cfg.Listen, cfg.PeerListen, cfg.AdminListen = "127.0.0.1:0", server.Off, server.Off
 	cfg.MinFreeDisk = 1 << 20
 	cfg.Pool = []server.DeviceConfig{{Path: filepath.Join(dir, "pool"), Size: 18 << 20}} // its header takes 2 MiB
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	cfg.KVEventsListen = "tcp://" + l.Addr().String()
-	require.NoError(t, l.Close())
+	cfg.KVEventsListen = "tcp://" + freeport.For(t)
 	s, err := server.Start(cfg, nil)
 	require.NoError(t, err)
 	t.Cleanup(func() {

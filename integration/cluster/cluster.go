@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -23,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"larder/client"
+	"larder/internal/freeport"
 	"larder/server"
 )
 
@@ -137,7 +136,7 @@ func New(t *testing.T, o Options) *Cluster {
 func (c *Cluster) AddNode(id uint64) *Node {
 	n := &Node{
 		t: c.t, ID: id, Dir: filepath.Join(c.Dir, fmt.Sprintf("node%d", id)),
-		Client: FreeAddr(c.t), Peer: FreeAddr(c.t), Admin: FreeAddr(c.t), Log: new(limitedBuffer), Binary: c.binary,
+		Client: freeport.For(c.t), Peer: freeport.For(c.t), Admin: freeport.For(c.t), Log: new(limitedBuffer), Binary: c.binary,
 	}
 	n.failpoints = filepath.Join(c.Dir, fmt.Sprintf("failpoints%d", id))
 	n.Env = []string{"LARDER_FAILPOINTS=" + n.failpoints}
@@ -146,7 +145,7 @@ func (c *Cluster) AddNode(id uint64) *Node {
 	}
 	n.listenClient, n.listenPeer = n.Client, n.Peer
 	if c.Links != nil {
-		n.listenClient, n.listenPeer = FreeAddr(c.t), FreeAddr(c.t)
+		n.listenClient, n.listenPeer = freeport.For(c.t), freeport.For(c.t)
 		c.Links.stand(c.t, n)
 	}
 	if c.disk != "" {
@@ -510,40 +509,4 @@ func (n *Node) Status() (*server.StatusReply, error) {
 		return nil, err
 	}
 	return status, nil
-}
-
-// ports hands out ports below those that the kernel gives to outgoing connections, so that no connection sits on a
-// member's port while it is down.
-var ports struct {
-	mu   sync.Mutex
-	used map[int]bool
-}
-
-// FreeAddr returns a loopback address that nobody listens on.
-func FreeAddr(t *testing.T) string {
-	t.Helper()
-	ports.mu.Lock()
-	defer ports.mu.Unlock()
-	if ports.used == nil {
-		ports.used = make(map[int]bool)
-	}
-	for try := range 2000 {
-		port := 20000 + os.Getpid()%12*1000 + rand.IntN(1000) // another test process would take a port of a member that is down
-		if try >= 1000 {
-			port = 20000 + rand.IntN(12000)
-		}
-		if ports.used[port] {
-			continue
-		}
-		addr := fmt.Sprintf("127.0.0.1:%d", port)
-		l, err := net.Listen("tcp", addr)
-		if err != nil {
-			continue
-		}
-		require.NoError(t, l.Close())
-		ports.used[port] = true
-		return addr
-	}
-	t.Fatal("no free port")
-	return ""
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"larder/internal/freeport"
 	"larder/node"
 )
 
@@ -36,9 +37,9 @@ type Donor struct {
 // addresses; with an ssd-size among them it has a store. It ends with the test.
 func (c *Cluster) Donate(name string, flags ...string) *Donor {
 	c.t.Helper()
-	d := &Donor{t: c.t, c: c, Name: name, Admin: FreeAddr(c.t), Log: new(limitedBuffer)}
+	d := &Donor{t: c.t, c: c, Name: name, Admin: freeport.For(c.t), Log: new(limitedBuffer)}
 	d.Flags = append([]string{
-		"--host=" + name, "--listen=" + FreeAddr(c.t), "--admin-listen=" + d.Admin, fmt.Sprintf("--page-size=%dB", PageSize),
+		"--host=" + name, "--listen=" + freeport.For(c.t), "--admin-listen=" + d.Admin, fmt.Sprintf("--page-size=%dB", PageSize),
 		fmt.Sprintf("--region-size=%dB", RegionSize),
 	}, flags...)
 	for _, f := range flags {

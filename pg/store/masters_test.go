@@ -3,7 +3,6 @@ package store_test
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -12,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"larder/client"
+	"larder/internal/freeport"
 	"larder/pg/store"
 	"larder/server"
 )
@@ -62,15 +62,8 @@ func startMaster(tb testing.TB) *server.Server {
 func startMasters(t *testing.T) (members []*server.Server, addrs []string) {
 	t.Helper()
 	peers := make([]server.PeerConfig, 3)
-	free := func() string {
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		addr := ln.Addr().String()
-		require.NoError(t, ln.Close())
-		return addr
-	}
 	for i := range peers {
-		peers[i] = server.PeerConfig{ID: uint64(i) + 1, Addr: free(), Client: free(), Admin: "127.0.0.1:1"}
+		peers[i] = server.PeerConfig{ID: uint64(i) + 1, Addr: freeport.For(t), Client: freeport.For(t), Admin: "127.0.0.1:1"}
 	}
 	base := masterConfig(t)
 	for _, p := range peers {
