@@ -6,9 +6,9 @@ import (
 )
 
 const (
-	// keepInterval is how often a member that does not lead tells the leader of the clients that it has. The time after which
+	// KeepInterval is how often a member that does not lead tells the leader of the clients that it has. The time after which
 	// a client counts as gone must be several times as long.
-	keepInterval = 2 * time.Second
+	KeepInterval = 2 * time.Second
 	// keepTimeout is for how long a leader may take to answer that, and a request of the client waits meanwhile.
 	keepTimeout = 500 * time.Millisecond
 )
@@ -19,7 +19,7 @@ func (s *Server) keep() {
 	if !s.started() {
 		return
 	}
-	for pause(s.ctx, keepInterval) {
+	for pause(s.ctx, KeepInterval) {
 		if s.index.Term() != 0 || s.index.Leader() == "" {
 			continue
 		}

@@ -151,11 +151,11 @@ func TestLeaderKnowsIdleClients(t *testing.T) {
 	require.Equal(t, RequestAlloc|replyBit, typ)
 	require.Equal(t, []string{"engine"}, one.heard())
 	at.lead(0, second.Addr())
-	require.Eventually(t, func() bool { return len(two.heard()) == 1 }, 4*keepInterval, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(two.heard()) == 1 }, 4*KeepInterval, 10*time.Millisecond)
 	require.Equal(t, []string{"engine"}, two.heard())
 	require.Empty(t, one.heard(), "the link to the old leader is closed")
 	require.NoError(t, c.Close())
-	require.Eventually(t, func() bool { return len(two.heard()) == 0 }, 4*keepInterval, 10*time.Millisecond, "and with the client")
+	require.Eventually(t, func() bool { return len(two.heard()) == 0 }, 4*KeepInterval, 10*time.Millisecond, "and with the client")
 }
 
 // TestStall: what is there when a process goes on may have come as long ago as it was stopped.

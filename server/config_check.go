@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"larder/conductor/kvevent"
+	"larder/maru"
 	"larder/meta"
 	"larder/meta/policy"
 	"larder/protocol"
@@ -109,7 +110,13 @@ func (c *Config) checkMaru(p *problems) {
 			p.check(err == nil, "%s: %w", a.name, err)
 		}
 	}
+	p.check(c.Maru == "" || len(c.Peers) < 2 && !c.Join || c.MaruOwnerGrace >= maruReports*maru.KeepInterval,
+		"maru_owner_grace: %v would take regions of clients of followers, which tell the leader of them every %v; choose at least %v",
+		c.MaruOwnerGrace, maru.KeepInterval, maruReports*maru.KeepInterval)
 }
+
+// maruReports is how many reports of its client an instance of Maru's lives: one may be lost, and one late.
+const maruReports = 3
 
 // checkAddress reports what is wrong with a host:port.
 func checkAddress(addr string) error {

@@ -231,6 +231,7 @@ func TestValidateSaysWhatToDo(t *testing.T) {
 		{"coherence", func(c *Config) { c.Pool[0].Coherence = "software" }, "none of hardware, none"},
 		{"device size", func(c *Config) { c.Pool[0].Size = 1 << 20 }, "too small"},
 		{"idle", func(c *Config) { c.IdleTimeout = time.Second }, "only send heartbeats"},
+		{"grace", func(c *Config) { c.Maru, c.Join, c.MaruOwnerGrace = "0.0.0.0:5555", true, time.Second }, "choose at least 6s"},
 		{"level", func(c *Config) { c.LogLevel = "loud" }, "debug, info, warn, error"},
 	}
 	for _, tt := range tests {
