@@ -16,6 +16,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"larder/client"
 )
 
 // call is a call of a client. It runs in a goroutine of its own, so that whoever waits for it can look for signals, or wait
@@ -188,6 +190,9 @@ func larder_client_try(
 // attemptTime bounds an attempt: the caller wants to look for signals, and gives up to a tenth of a second for that.
 const attemptTime = 50 * time.Millisecond
 
+// attemptSpin is how long an attempt looks for an answer: several times what that takes between processes of a host.
+const attemptSpin = 100 * time.Microsecond
+
 // attemptBytes bounds the memory that is read into in an attempt: as much as is copied in that time by far.
 const attemptBytes = 32 << 20
 
@@ -209,7 +214,7 @@ func (c *call) attempt() (ended bool, err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	c.ctx, c.trying = ctx, true
+	c.ctx, c.trying = client.WithSpin(ctx, attemptSpin), true
 	err = c.kind.do(c)
 	c.trying = false
 	if errors.Is(err, errRoom) || err != nil && ctx.Err() != nil && limit != c.timeout {

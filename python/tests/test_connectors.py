@@ -28,6 +28,7 @@ class Options(Case):
             ({"larder.masters": "a:1", "larder.color": "red"}, "larder.color is no option"),
             ({"larder.masters": "a:1", "larder.load_timeout": "soon"}, "larder.load_timeout is a number"),
             ({"larder.masters": "a:1", "larder.queue_bytes": 0}, "larder.queue_bytes is more than 0"),
+            ({"larder.masters": "a:1", "larder.checksums": "yes"}, "larder.checksums is true or false"),
         ):
             with self.subTest(extra), self.assertRaisesRegex(ValueError, says):
                 Settings.of(extra)
@@ -52,6 +53,22 @@ class Links(Case):
         self.addCleanup(self.server.stop)
         self.link = Link(Settings([self.server.address], retry_interval=0.3))
         self.addCleanup(self.link.close)
+
+    def test_the_client_is_as_the_options_say(self):
+        extra = {
+            "larder.masters": self.server.address, "larder.page_size": "4096", "larder.region_size": 1 << 20, "larder.checksums": "True",
+            "larder.near": "here,there",
+        }  # fmt: skip
+        settings = Settings.of(extra)
+        self.assertEqual((settings.checksums, settings.near), (True, ["here", "there"]))
+        link = Link(settings)
+        self.addCleanup(link.close)
+        self.assertTrue(link.store("store", lambda c, t: c.put("key", b"value", timeout=t), False))
+        self.assertEqual(link.ask("count", lambda c, _: c.usage()["instances"][0]["allocated"], 0, 1), 1 << 20)
+
+    def test_an_option_that_the_client_refuses_is_an_error(self):
+        with self.assertRaisesRegex(ValueError, "PageSize 5 is not a multiple"):
+            Link(Settings([self.server.address], page_size=5))
 
     def ask(self, timeout=0.2):
         return self.link.ask("look", lambda c, t: c.exists("key", timeout=t), "nothing", timeout)

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import larder
 
@@ -53,6 +53,16 @@ class Settings:
     connect_timeout: float = 5.0  # seconds that an engine's start waits for the pool; it goes on without, and the pool may come later
     retry_interval: float = 1.0  # seconds between questions to a pool that does not answer
     queue_bytes: int = 1 << 30  # values that wait for being stored, in bytes; more are not stored
+    page_size: int = 0  # of this and what follows: see larder.Client, which chooses where it is 0 or empty
+    region_size: int = 0
+    replicas: int = 0
+    checksums: bool = False
+    tier: str = ""
+    write_through: str = ""
+    near: list[str] = dataclasses.field(default_factory=list)
+
+    # What larder.Client takes by the same names.
+    CLIENT: ClassVar = ("tenant", "token", "page_size", "region_size", "replicas", "checksums", "tier", "write_through", "near")
 
     @classmethod
     def of(cls, extra: Mapping[str, Any] | None) -> Settings:
@@ -76,6 +86,10 @@ def _parsed(name: str, kind: Any, value: Any) -> Any:
         return value.split(",") if isinstance(value, str) else [str(v) for v in value]
     if kind == "str":
         return str(value)
+    if kind == "bool":
+        if str(value).lower() not in ("true", "false"):
+            raise ValueError(f"{name} is true or false, not {value!r}")
+        return str(value).lower() == "true"
     try:
         number = float(value) if kind == "float" else int(value)
     except (TypeError, ValueError):
@@ -109,15 +123,23 @@ class Link:
         self._silent_until = 0.0  # by time.monotonic: no question before that
         self._lost = False
         self._said: dict[str, float] = {}  # when a line of the log was written
+        self._wrong: larder.InvalidArgumentError | None = None  # what the client says of the options
         self._connecting = threading.Thread(target=self._connect, name="larder-connect", daemon=True)
         self._connecting.start()
         self._tried.wait(settings.connect_timeout + GOODBYE)
+        if self._wrong is not None:
+            raise ValueError(f"the options that begin with {OPTION}: {self._wrong}")
 
     def _connect(self) -> None:
         s = self.settings
+        options = {name: getattr(s, name) for name in s.CLIENT}
         while not self._closing.is_set():
             try:
-                client = larder.Client(s.masters, tenant=s.tenant, token=s.token, timeout=s.connect_timeout)
+                client = larder.Client(s.masters, timeout=s.connect_timeout, **options)
+            except larder.InvalidArgumentError as e:
+                self._wrong = e
+                self._tried.set()
+                return
             except larder.LarderError as e:
                 self.say("connect", "no pool at %s, going on without: %s", ",".join(s.masters), e)
                 self._tried.set()
