@@ -67,10 +67,10 @@ func (c *core) judge() (v verdict) {
 	}
 	v.detail = clip(strings.Join(detail, "; "))
 	v.keep, v.closed = c.survivors(there, suspects)
-	v.keep = clique(v.keep, c.apart)
 	if p := c.rec.Proposed; p != nil {
 		v.keep = c.without(v.keep, c.refusers(p))
 	}
+	v.keep = clique(v.keep, c.apart)
 	return v
 }
 
@@ -104,10 +104,23 @@ func (c *core) suspects(there []int, detail *[]string) []int {
 	return list
 }
 
-// answered reports whether a process has said what it thinks of a suspect in the knowledge that it is one.
+// answered reports whether a process has said what it thinks of a suspect in the knowledge that it is one. Who is still making the
+// channels of a proposal may yet find that there is none to the suspect.
 func (c *core) answered(a, suspect int) bool {
 	r, inc := c.rows[a], c.rows[suspect].Incarnation
-	return c.doubtOf(a, suspect) != nil || r.Heard.has(suspect, inc)
+	return c.doubtOf(a, suspect) != nil || r.Heard.has(suspect, inc) && !c.connecting(a)
+}
+
+// connecting reports whether a process is making the channels of the proposal: it has not said that they are there, nor why they
+// are not.
+func (c *core) connecting(a int) bool {
+	p := c.rec.Proposed
+	if p == nil || !p.Has(a, c.rows[a].Incarnation) {
+		return false
+	}
+	ack := c.ackOf(a, p)
+	return !ack.Connected && ack.Failed == "" &&
+		!slices.ContainsFunc(p.Members, func(m Member) bool { return c.doubtOf(a, m.Rank) != nil })
 }
 
 // survivors are those of there who are not beyond doubt lost, and whether all of them have been heard on all suspects. A suspect

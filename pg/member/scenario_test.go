@@ -143,7 +143,7 @@ func (sc *scenario) duration(t *testing.T, text string) time.Duration {
 }
 
 // line is one thing that happens: "kill 2", "silent 2" (nobody notices but by the lease), "leave 2", "cut 0 1", "mend 0 1",
-// "stop 2 500ms", "spawn 2", "join 2", "activate by 0: 2 3", "deactivate by 0: 1", "sync by 0", "wait 5ms".
+// "shut 2" (channels to it are lost, and none can be made), "open 2", "stop 2 500ms", "spawn 2", "join 2", "activate by 0: 2 3", "deactivate by 0: 1", "sync by 0", "wait 5ms".
 func (sc *scenario) line(t *testing.T, f []string) {
 	t.Helper()
 	var ranks []int
@@ -167,6 +167,12 @@ func (sc *scenario) line(t *testing.T, f []string) {
 		s.cutLink(ranks[0], ranks[1], true, 2*time.Millisecond)
 	case "mend":
 		s.cutLink(ranks[0], ranks[1], false, 0)
+	case "shut":
+		p := s.slots[ranks[0]]
+		p.shut = true
+		p.input(func() { p.core.askResync(p.core.view.Epoch, true, "channels were lost") })
+	case "open":
+		s.slots[ranks[0]].shut = false
 	case "stop":
 		s.slots[ranks[0]].pause(sc.duration(t, f[2]))
 	case "spawn":

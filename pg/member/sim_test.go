@@ -59,6 +59,7 @@ type proc struct {
 	inc       uint64
 	dead      bool
 	paused    bool
+	shut      bool     // nobody can make a channel to it, though it answers
 	held      []func() // what has arrived while it was paused
 	offline   bool     // it does not reach the store
 	confirmed time.Duration
@@ -485,9 +486,26 @@ func (p *proc) connect(v View) {
 			s.after(20*time.Millisecond, func() { p.connect(v) })
 			return
 		}
+		if q.shut || p.shut {
+			p.refused(v, q)
+			return
+		}
 	}
 	p.mesh[v.Epoch] = true
 	p.deliver(func() { p.core.connected(v.Epoch, nil, nil) })
+}
+
+// refused has a process find out that it has no channel to another one, the higher its rank the later; or hear that there is none to
+// itself, which is nobody's fault that it knows of.
+func (p *proc) refused(v View, by *proc) {
+	var err error = &ConnectError{[]int{by.slot}, errors.New("no lane")}
+	late := time.Duration(p.slot) * 50 * time.Millisecond
+	if p.shut {
+		err, late = errors.New("refused"), 75*time.Millisecond
+	}
+	p.s.after(late, func() {
+		p.deliver(func() { p.core.connected(v.Epoch, nil, err) })
+	})
 }
 
 // start begins a call.
