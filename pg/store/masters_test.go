@@ -80,7 +80,7 @@ func TestMastersSurviveTheirLeader(t *testing.T) {
 	t.Parallel()
 	members, addrs := startMasters(t)
 	url := "masters://" + addrs[0] + "," + addrs[1] + "," + addrs[2]
-	b := &backend{lease: 2 * time.Second}
+	b := &backend{lease: 5 * time.Second} // longer than three new members may take for their first writes
 	s, other := b.open(t, url), b.open(t, url)
 	lost := s.Lost()
 	mine, err := s.Put(t.Context(), "m/mine", []byte("v"), store.Leased())
