@@ -167,7 +167,7 @@ func (g *Group) isolated(err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
-	case errors.Is(g.stopped, ErrClosed):
+	case g.stopped != nil && !errors.Is(g.stopped, ErrIsolated): // for another reason, which lasts
 	case err != nil:
 		g.stopped = fmt.Errorf("%w: %w", ErrIsolated, err)
 	default:
