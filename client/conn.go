@@ -76,7 +76,8 @@ type conn struct {
 	writes   atomic.Uint64 // writes begun and ended: odd while one is going on
 	seen     progress      // the keeper's
 	packs    atomic.Bool   // compresses large requests: the master reads them so, and they cross a network
-	noLeader atomic.Int64  // when the master began to answer nothing but UNAVAILABLE, 0 if it does not
+	spinner  spinner
+	noLeader atomic.Int64 // when the master began to answer nothing but UNAVAILABLE, 0 if it does not
 	done     chan struct{}
 
 	mu         sync.Mutex
@@ -144,6 +145,7 @@ func (c *conn) do(ctx context.Context, cl *call) (sent bool, err error) {
 		<-c.room
 		return false, err
 	}
+	c.spinner.wait(ctx, cl.done, c.clock)
 	if d := ctx.Done(); d != nil {
 		select {
 		case <-cl.done:

@@ -1,0 +1,47 @@
+package client
+
+import (
+	"context"
+	"runtime"
+	"sync/atomic"
+	"time"
+)
+
+// spinKey is under which a context says how long a call looks for its answer.
+type spinKey struct{}
+
+// WithSpin has calls with this context look for the master's answer for as long as d before their goroutine sleeps. That is for
+// goroutines that are tied to their threads, as those are that C code calls: to have one sleep and to wake it are two changes of
+// threads, which cost about as much as the answer takes. Where answers take longer, calls soon look for most of them no more.
+func WithSpin(ctx context.Context, d time.Duration) context.Context {
+	return context.WithValue(ctx, spinKey{}, d)
+}
+
+// spinRest is how many calls sleep at once after one that has looked in vain.
+const spinRest = 16
+
+// oneProc says that whoever looks for an answer keeps the one from running that brings it.
+var oneProc = runtime.GOMAXPROCS(0) < 2
+
+// spinner looks for answers.
+type spinner struct {
+	rest atomic.Int32 // calls that do not
+}
+
+// wait returns when done has a token, or after the time that ctx says, or at once.
+func (s *spinner) wait(ctx context.Context, done <-chan struct{}, clock func() int64) {
+	d, _ := ctx.Value(spinKey{}).(time.Duration)
+	if d <= 0 || oneProc {
+		return
+	}
+	if s.rest.Load() > 0 {
+		s.rest.Add(-1)
+		return
+	}
+	for until := clock() + int64(d); len(done) == 0; {
+		if clock() > until {
+			s.rest.Store(spinRest)
+			return
+		}
+	}
+}

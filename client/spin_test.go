@@ -1,0 +1,85 @@
+package client
+
+import (
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"larder/cxl"
+	"larder/protocol"
+)
+
+// TestSpinner: it looks for answers as long as they come in time.
+func TestSpinner(t *testing.T) {
+	var now int64
+	var s spinner
+	done := make(chan struct{}, 1)
+	looks, answer := 0, 0 // by which look it is there
+	clock := func() int64 {
+		now += 10
+		if looks++; looks == answer {
+			done <- struct{}{}
+		}
+		return now
+	}
+	ask := func(comes int) int {
+		looks, answer = 0, comes
+		s.wait(WithSpin(t.Context(), 100), done, clock)
+		select {
+		case <-done:
+		default:
+		}
+		return looks
+	}
+	s.wait(t.Context(), done, clock)
+	require.Zero(t, looks, "nobody has asked for it")
+	s.wait(WithSpin(t.Context(), 0), done, clock)
+	require.Zero(t, looks)
+	if oneProc {
+		t.Skip("there is one processor")
+	}
+	require.Equal(t, 5, ask(5))
+	require.Equal(t, 7, ask(7))
+	require.Equal(t, 12, ask(0), "for so long and no longer")
+	for range spinRest {
+		require.Zero(t, ask(0))
+	}
+	require.Equal(t, 3, ask(3))
+	require.Equal(t, 4, ask(4))
+}
+
+// TestWithSpin: calls that look for their answers have them, whether these come in that time or later.
+func TestWithSpin(t *testing.T) {
+	ours, theirs := net.Pipe()
+	var readers sync.WaitGroup
+	c := startConn(ours, "m", cxl.Boottime, func(*conn, protocol.Type, []byte) {}, func(*conn, error) {}, &readers)
+	defer readers.Wait()
+	defer c.close(ErrClosed)
+	go func() {
+		r := protocol.NewReader(theirs)
+		for i := 0; ; i++ {
+			h, _, err := r.Next()
+			if err != nil {
+				return
+			}
+			if i%4 == 3 {
+				time.Sleep(3 * time.Millisecond)
+			}
+			b, mark := protocol.BeginReply(nil, h)
+			_, _ = theirs.Write(protocol.EndFrame((&protocol.SuccessReply{Success: true}).Append(b), mark))
+		}
+	}()
+	ctx := WithSpin(t.Context(), time.Millisecond)
+	for range 4 * spinRest {
+		cl := newCall(protocol.TypeHeartbeat, new(emptyMsg), time.Minute.Nanoseconds())
+		sent, err := c.do(ctx, cl)
+		require.True(t, sent)
+		require.NoError(t, err)
+		require.NotEmpty(t, cl.buf)
+		require.Empty(t, cl.done)
+		freeCall(cl)
+	}
+}
