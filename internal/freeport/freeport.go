@@ -2,7 +2,6 @@
 package freeport
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -19,10 +18,10 @@ const (
 
 var (
 	mu    sync.Mutex
-	locks []net.Listener // a slot's is held as long as the process lives
-	tried int            // slots that were taken, here or elsewhere
-	port  int            // given next
-	end   int            // of the slot
+	locks []*net.UnixListener // a slot's is held as long as the process lives
+	tried int                 // slots that were taken, here or elsewhere
+	port  int                 // given next
+	end   int                 // of the slot
 )
 
 // errNone says that the machine has no port left.
@@ -35,10 +34,10 @@ func Addr() (string, error) {
 	defer mu.Unlock()
 	for {
 		for ; port < end; port++ {
-			addr := fmt.Sprintf("127.0.0.1:%d", port)
-			if l, err := listen("tcp", addr); err == nil {
+			addr := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port}
+			if l, err := net.ListenTCP("tcp", addr); err == nil {
 				port++
-				return addr, l.Close() //nolint:wrapcheck // nothing to add
+				return addr.String(), l.Close() //nolint:wrapcheck // nothing to add
 			}
 		}
 		if err := take(); err != nil {
@@ -50,7 +49,7 @@ func Addr() (string, error) {
 // take takes the next slot that is nobody's. An abstract socket says so: it goes with its process, and is seen where the ports are.
 func take() error {
 	for ; tried < slots; tried++ {
-		l, err := listen("unix", fmt.Sprintf("@larder-ports-%d", tried))
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: fmt.Sprintf("@larder-ports-%d", tried), Net: "unix"})
 		if err != nil {
 			continue
 		}
@@ -61,11 +60,6 @@ func take() error {
 		return nil
 	}
 	return errNone
-}
-
-// listen listens at once or not at all.
-func listen(network, addr string) (net.Listener, error) {
-	return (&net.ListenConfig{}).Listen(context.Background(), network, addr) //nolint:wrapcheck // nothing to add
 }
 
 // For is Addr for a test, or a benchmark, which ends where there is none.
