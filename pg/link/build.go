@@ -236,9 +236,12 @@ func (p *party) hearLeave(member int, m *partyMessage) error {
 		s.again = true
 		return nil
 	}
-	return &RefusedError{
-		Code: m.Why.Code, Text: fmt.Sprintf("%.300s", m.Why.Text), Blames: m.Why.Blames, By: fmt.Sprintf("rank %d", p.members[member].Rank),
+	rank := p.members[member].Rank
+	why := &RefusedError{Code: m.Why.Code, Text: fmt.Sprintf("%.300s", m.Why.Text), Blames: m.Why.Blames, By: fmt.Sprintf("rank %d", rank)}
+	if why.Code == RefusedFailed && len(why.Blames) == 0 { // it has failed by itself
+		why.Blames = []int{rank}
 	}
+	return why
 }
 
 func (p *party) hearShare(e *event) error {

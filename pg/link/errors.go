@@ -48,7 +48,7 @@ const (
 type RefusedError struct {
 	Code   string `json:"code"`
 	Text   string `json:"text"`
-	Blames []int  `json:"blames,omitempty"` // ranks to which the peer could make no lane
+	Blames []int  `json:"blames,omitempty"` // ranks to which the peer could make no lane, or its own
 	By     string `json:"-"`                // who: "rank 3", or an address
 }
 

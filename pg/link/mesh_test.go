@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -245,6 +248,58 @@ func TestMembersThatDisagree(t *testing.T) {
 				require.ErrorAs(t, err, &refused)
 				require.Equal(t, RefusedMismatch, refused.Code)
 				require.ErrorContains(t, err, c.text)
+			}
+		})
+	}
+}
+
+// TestAMemberThatHasFailed says so when it leaves: whose fault that is, if it is another one's, and else its own.
+func TestAMemberThatHasFailed(t *testing.T) {
+	p := &party{members: []Member{{Rank: 4}, {Rank: 7}, {Rank: 9}}, seats: []*seat{nil, {theirs: 5}, {}}, number: 3, begun: true}
+	for _, c := range []struct {
+		why    RefusedError
+		blames []int
+	}{
+		{RefusedError{Code: RefusedFailed, Text: "no memory"}, []int{7}},
+		{RefusedError{Code: RefusedFailed, Text: "no lane", Blames: []int{9}}, []int{9}},
+		{RefusedError{Code: RefusedMismatch, Text: "another order"}, nil},
+	} {
+		refused, is := errors.AsType[*RefusedError](p.hearLeave(1, &partyMessage{From: 5, To: 3, Why: &c.why}))
+		require.True(t, is)
+		require.Equal(t, RefusedError{Code: c.why.Code, Text: c.why.Text, Blames: c.blames, By: "rank 7"}, *refused)
+	}
+}
+
+// TestWhyThereIsNoLane: a connection that cannot be opened is the peer's fault, unless it is for want of something here.
+func TestWhyThereIsNoLane(t *testing.T) {
+	who := identity{Rank: 3}
+	for name, c := range map[string]struct {
+		err    error
+		lane   bool  // a LaneError
+		blames []int // of a RefusedError
+	}{
+		"nobody listens":           {syscall.ECONNREFUSED, true, nil},
+		"no way there":             {syscall.EHOSTUNREACH, true, nil},
+		"no time":                  {context.DeadlineExceeded, true, nil},
+		"the peer hung up":         {io.EOF, false, []int{3}},
+		"the peer reset it":        {syscall.ECONNRESET, false, []int{3}},
+		"the peer knows nothing":   {&RefusedError{Code: RefusedUnknown}, false, []int{}},
+		"too many files here":      {syscall.EMFILE, false, nil},
+		"no memory here":           {&net.OpError{Op: "dial", Err: syscall.ENOBUFS}, false, nil},
+		"no port left, and no way": {errors.Join(syscall.EHOSTUNREACH, syscall.EADDRNOTAVAIL), false, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := noLane(who, TransportTCP, c.err)
+			lane, isLane := errors.AsType[*LaneError](err)
+			require.Equal(t, c.lane, isLane, "%v", err)
+			if isLane {
+				require.Equal(t, 3, lane.Rank)
+			}
+			refused, isRefused := errors.AsType[*RefusedError](err)
+			require.Equal(t, c.blames != nil, isRefused, "%v", err)
+			if isRefused {
+				require.ElementsMatch(t, c.blames, refused.Blames)
+				require.Equal(t, RefusedClosed, refused.Code)
 			}
 		})
 	}

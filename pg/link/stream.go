@@ -248,15 +248,33 @@ func (n *Node) dialLane(ctx context.Context, member int, c *control, via string,
 		}
 		e.err = errors.Join(e.err, err)
 	}
-	var refused *RefusedError
-	why := &LaneError{Rank: c.who.Rank, Transport: via, Err: fmt.Errorf("open it: %w", errors.Join(e.err, ctx.Err()))}
-	switch e.err = why; { // its word on why is on its way, if it is not what lies between
-	case errors.As(why, &refused) && refused.Code == RefusedUnknown:
-		e.err = &RefusedError{Code: RefusedClosed, Text: why.Error(), By: c.who.String()}
-	case hungUp(why):
-		e.err = &RefusedError{Code: RefusedClosed, Text: why.Error(), Blames: []int{why.Rank}, By: c.who.String()}
-	}
+	e.err = noLane(c.who, via, errors.Join(e.err, ctx.Err()))
 	return e
+}
+
+// noLane says what it means that a connection for a lane could not be opened.
+func noLane(who identity, via string, err error) error {
+	why := &LaneError{Rank: who.Rank, Transport: via, Err: fmt.Errorf("open it: %w", err)}
+	var refused *RefusedError
+	switch {
+	case isShort(err): // the peer has nothing to do with it
+		return fmt.Errorf("link: a %s connection to rank %d: %w", via, who.Rank, err)
+	case errors.As(err, &refused) && refused.Code == RefusedUnknown: // its word on why is on its way
+		return &RefusedError{Code: RefusedClosed, Text: why.Error(), By: who.String()}
+	case hungUp(err): // the same, if it is not what lies between
+		return &RefusedError{Code: RefusedClosed, Text: why.Error(), Blames: []int{who.Rank}, By: who.String()}
+	}
+	return why
+}
+
+// isShort reports whether this process or host has nothing left to open a connection with.
+func isShort(err error) bool {
+	for _, why := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS, syscall.EADDRNOTAVAIL} {
+		if errors.Is(err, why) {
+			return true
+		}
+	}
+	return false
 }
 
 // hungUp reports whether a connection has failed since the other side has closed it.
