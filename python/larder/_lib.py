@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 from .errors import BY_CODE, WIRE, ForkError, LarderError, LibraryError
 
-ABI = 4  # python/native/main.go has the same number
+ABI = 5  # python/native/main.go has the same number
 AGAIN = 1  # the code that says that a limit is over
 
 # How long a call may keep a thread from looking for signals: Ctrl-C is noticed after a tenth of a second at most.

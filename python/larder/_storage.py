@@ -15,6 +15,7 @@ import json
 import re
 import struct
 import sys
+import threading
 import time
 import weakref
 from array import array
@@ -136,7 +137,7 @@ class Request:
         self.undo: Callable[[], None] | None = None  # what is to be done with what it has made when nobody wants that any more
 
     def begin(self, name: str, waits: int, progress: array[int]) -> None:
-        """Begin, with larder_client_start and a queue or larder_client_run and a limit."""
+        """Begin, with larder_client_start and a queue or larder_client_run and a limit, or _PATIENT."""
         regions, keys, options, results = self.regions, self.keys, self.options, self.results
         timeout = self.timeout
         _lib.call(
@@ -181,6 +182,10 @@ _PROGRESS = bytes(32 + ctypes.sizeof(_lib.Error))
 _WANTS, _ENDED = 1, 2
 _SLICE = int(_lib.SLICE * 1e9)
 
+# In place of a limit: signals come to the main thread alone, so that others need not look for any.
+_PATIENT = -1
+_main_thread = threading.main_thread().ident
+
 
 def new_progress() -> array[int]:
     """Where a call leaves how far it has come."""
@@ -206,7 +211,7 @@ def run(request: Request) -> Any:
     progress = request.progress = new_progress()
     _under_way.add(request)
     try:
-        request.begin("larder_client_run", _SLICE, progress)
+        request.begin("larder_client_run", _SLICE if threading.get_ident() == _main_thread else _PATIENT, progress)
         while progress[0] & 0xFFFFFFFF != _ENDED:
             if wants(progress):
                 request.bring(progress)

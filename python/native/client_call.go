@@ -163,21 +163,26 @@ func larder_client_start(
 }
 
 // larder_client_try is larder_client_start without a queue, for a caller who waits at once: what can be repeated is carried out in the
-// caller's own thread, unless it takes long.
+// caller's own thread, unless it takes long. So is what changes something, however long it takes, if the caller is patient: no
+// signal is its business.
 //
-// That is for reads. To have another thread take up a call, and then to be woken, costs about as much as the call where nothing else
+// To have another thread take up a call, and then to be woken, costs about as much as the call where nothing else
 // keeps the processors awake, or too much does: 40 to 100 us.
 //
 //export larder_client_try
 func larder_client_try(
 	handle C.uint64_t, kind, count C.int32_t, keys *C.char, keysLen C.int64_t, regions *C.larder_region, regionCount C.int64_t,
-	results *C.int64_t, resultCount C.int64_t, options *C.char, optionsLen, timeout C.int64_t,
+	results *C.int64_t, resultCount C.int64_t, options *C.char, optionsLen, timeout C.int64_t, patient C.int32_t,
 	progress *C.larder_progress, e *C.larder_error,
 ) C.int32_t {
 	return guard(e, func() error {
 		c, err := newCall(handle, kind, count, keys, keysLen, regions, regionCount, results, resultCount, options, optionsLen, timeout)
 		if err != nil {
 			return err
+		}
+		if patient != 0 && c.kind.change {
+			progress.state = stateEnded
+			return c.whole()
 		}
 		if ended, err := c.attempt(); ended {
 			progress.state = stateEnded
@@ -221,6 +226,17 @@ func (c *call) attempt() (ended bool, err error) {
 		return false, nil
 	}
 	return true, err
+}
+
+// whole carries out a call in the caller's thread.
+func (c *call) whole() error {
+	c.ctx = context.Background()
+	if c.timeout > 0 {
+		ctx, cancel := context.WithTimeout(c.ctx, c.timeout)
+		defer cancel()
+		c.ctx = ctx
+	}
+	return c.kind.do(c)
 }
 
 // start begins a call in a goroutine of its own.

@@ -46,17 +46,18 @@ type callKind struct {
 	do         func(c *call) error
 	wants      bool // they may want memory
 	repeatable bool // to begin them again does no harm
+	change     bool // they end by themselves, and want no memory
 }
 
 // kinds are the calls.
 var kinds = map[C.int32_t]callKind{
-	kindPut:       {do: ofClient((*call).put)},
+	kindPut:       {do: ofClient((*call).put), change: true},
 	kindGet:       {do: ofClient((*call).get), wants: true, repeatable: true},
 	kindGetInto:   {do: ofClient((*call).get), repeatable: true},
 	kindExists:    {do: ofClient((*call).exists), repeatable: true},
-	kindDelete:    {do: ofClient((*call).remove)},
-	kindPin:       {do: ofClient((*call).pin)},
-	kindUnpin:     {do: ofClient((*call).unpin)},
+	kindDelete:    {do: ofClient((*call).remove), change: true},
+	kindPin:       {do: ofClient((*call).pin), change: true},
+	kindUnpin:     {do: ofClient((*call).unpin), change: true},
 	kindMatch:     {do: ofClient((*call).match), repeatable: true},
 	kindView:      {do: ofClient((*call).view), repeatable: true},
 	kindPutLayers: {do: ofClient((*call).putLayers)},
@@ -64,7 +65,7 @@ var kinds = map[C.int32_t]callKind{
 	kindLayer:     {do: (*call).waitLayer, repeatable: true},
 	kindEndLayers: {do: (*call).endLayers},
 	kindAlloc:     {do: ofClient((*call).alloc)},
-	kindStore:     {do: (*call).store},
+	kindStore:     {do: (*call).store, change: true},
 	kindControl:   {do: ofClient((*call).control)},
 	kindEvents:    {do: ofClient((*call).takeEvents)},
 }

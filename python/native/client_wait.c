@@ -22,11 +22,11 @@ int32_t larder_client_wait(larder_progress *progress, int64_t limit, larder_erro
 	return __atomic_load_n(&progress->state, __ATOMIC_ACQUIRE) != 0 ? 0 : LARDER_AGAIN;
 }
 
-// larder_client_run is larder_client_try and larder_client_wait.
+// larder_client_run is larder_client_try and larder_client_wait; a caller without a limit is patient.
 int32_t larder_client_run(uint64_t handle, int32_t kind, int32_t count, char *keys, int64_t keys_length, larder_region *regions,
                           int64_t region_count, int64_t *results, int64_t result_count, char *options, int64_t options_length,
                           int64_t timeout, int64_t limit, larder_progress *progress, larder_error *e) {
 	int32_t code = larder_client_try(handle, kind, count, keys, keys_length, regions, region_count, results, result_count, options,
-	                                 options_length, timeout, progress, e);
+	                                 options_length, timeout, limit < 0, progress, e);
 	return code != 0 ? code : larder_client_wait(progress, limit, e);
 }

@@ -15,7 +15,7 @@ import "C"
 import "unsafe"
 
 // abi is the number of the C ABI. It grows with each change that a caller must know of; python/larder/_lib.py has the same.
-const abi = 4
+const abi = 5
 
 // main is never called: the library is loaded, not run.
 func main() {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import signal
 import subprocess
 import sys
 import unittest
@@ -40,6 +41,11 @@ def process(target: Callable[..., None], *arguments: object) -> Iterator[Connect
         if child.exitcode is None:
             child.kill()
             child.join()
+
+
+def hear_interrupts(case: unittest.TestCase) -> None:
+    """Have SIGINT raise KeyboardInterrupt during a test, also where it is ignored: shells have it so in the background."""
+    case.addCleanup(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
 
 
 class Case(unittest.TestCase):

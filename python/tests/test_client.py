@@ -13,10 +13,11 @@ import threading
 import time
 import unittest
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import larder
 from larder import _lib, _storage, bench
-from processes import PATIENCE, Case
+from processes import PATIENCE, Case, hear_interrupts
 from servers import Server, serving
 
 try:
@@ -536,6 +537,7 @@ class Failures(Case):
                 self.assertGreater(caught.exception.code, 0)
 
     def test_ctrl_c_ends_a_call_and_its_use_of_memory(self):
+        hear_interrupts(self)
         into = bytearray(8)
         value = bytearray(8)
         self.client.put("k", b"12345678")
@@ -565,6 +567,28 @@ class Failures(Case):
         finally:
             self.server.resume()
         self.assertEqual(self.client.get("k"), b"12345678")
+
+    def test_changes_of_other_threads_end_in_time_or_with_the_client(self):
+        self.server.pause()
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                for name, change in [
+                    ("put", lambda: self.client.put("k", b"value", timeout=0.3)),
+                    ("delete", lambda: self.client.delete("k", timeout=0.3)),
+                    ("pin", lambda: self.client.pin("k", timeout=0.3)),
+                ]:
+                    with self.subTest(name):
+                        began = time.monotonic()
+                        with self.assertRaises(larder.TimedOutError):
+                            pool.submit(change).result(PATIENCE)
+                        self.assertLess(time.monotonic() - began, 5)
+                waits = pool.submit(self.client.put, "k", b"value")
+                time.sleep(0.2)
+                self.client.close(0.1)
+                with self.assertRaises(larder.ClosedError):
+                    waits.result(5)
+        finally:
+            self.server.resume()
 
     def test_nothing_is_left_of_clients_that_were_closed(self):
         def once():

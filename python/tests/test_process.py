@@ -15,7 +15,7 @@ from pathlib import Path
 import larder
 from larder import _lib
 from larder.errors import BY_CODE, WIRE
-from processes import PATIENCE, Case
+from processes import PATIENCE, Case, hear_interrupts
 
 NATIVE = Path(__file__).parents[1] / "native"
 
@@ -98,6 +98,9 @@ class Fork(Case):
 
 
 class Signals(unittest.TestCase):
+    def setUp(self):
+        hear_interrupts(self)
+
     def interrupted(self, call):
         """How long call takes to be interrupted by a SIGINT that comes a moment after it has begun."""
         timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
