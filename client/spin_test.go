@@ -43,12 +43,15 @@ func TestSpinner(t *testing.T) {
 	}
 	require.Equal(t, 5, ask(5))
 	require.Equal(t, 7, ask(7))
-	require.Equal(t, 12, ask(0), "for so long and no longer")
-	for range spinRest {
-		require.Zero(t, ask(0))
+	for _, rest := range []int{0, 1, 3, 7, 15, 31, 63, 63} {
+		require.Equal(t, 12, ask(0), "for so long and no longer")
+		for range rest {
+			require.Zero(t, ask(0))
+		}
 	}
 	require.Equal(t, 3, ask(3))
-	require.Equal(t, 4, ask(4))
+	require.Equal(t, 12, ask(0))
+	require.Equal(t, 4, ask(4), "one that was late says little")
 }
 
 // TestWithSpin: calls that look for their answers have them, whether these come in that time or later.
