@@ -149,29 +149,36 @@ func (q *Request) key(r *reader) []byte {
 	return q.scratch[from:len(q.scratch):len(q.scratch)]
 }
 
-func (q *Request) keys(r *reader) {
+// array reads the head of an array, and returns how many values follow; ok is false if it is something else, which is passed over.
+func (q *Request) array(r *reader) (n int, ok bool) {
 	v := r.next()
 	if v.kind != kindArray {
 		r.rest(v, 1)
 		q.odd = true
+		return 0, false
+	}
+	return v.n, true
+}
+
+func (q *Request) keys(r *reader) {
+	n, ok := q.array(r)
+	if !ok {
 		return
 	}
 	q.Keys = q.Keys[:0]
-	for i := 0; i < v.n && !r.bad; i++ {
+	for i := 0; i < n && !r.bad; i++ {
 		q.Keys = append(q.Keys, q.key(r))
 	}
 }
 
 // entries reads those of a BATCH_REGISTER_KV. Each needs all of its fields.
 func (q *Request) entries(r *reader) {
-	v := r.next()
-	if v.kind != kindArray {
-		r.rest(v, 1)
-		q.odd = true
+	n, ok := q.array(r)
+	if !ok {
 		return
 	}
 	q.Entries = q.Entries[:0]
-	for i := 0; i < v.n && !r.bad; i++ {
+	for i := 0; i < n && !r.bad; i++ {
 		var e meta.MaruEntry
 		have, at := uint(0), r.next()
 		if at.kind != kindMap {
