@@ -3,11 +3,8 @@ package bench
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -287,27 +284,9 @@ func (l *maruLoad) run(ctx context.Context, next maruRequest, depth int, each ti
 	ctx, cancel := context.WithTimeout(ctx, each+maruPatience)
 	defer cancel()
 	defer context.AfterFunc(ctx, l.close)() // a server that does not answer is not waited for
-	var (
-		wg    sync.WaitGroup
-		mu    sync.Mutex
-		total outcome
-		errs  []error
-	)
-	begin := time.Now()
-	for _, c := range l.clients {
-		wg.Go(func() {
-			n, err := c.drive(next, depth, begin.Add(each))
-			mu.Lock()
-			defer mu.Unlock()
-			total.requests += n
-			total.latency = append(total.latency, c.lap...)
-			if err != nil {
-				errs = append(errs, err)
-			}
-		})
-	}
-	wg.Wait()
-	total.elapsed = time.Since(begin)
-	slices.Sort(total.latency)
-	return &total, errors.Join(errs...)
+	return together(len(l.clients), each, func(i int, end time.Time) (*outcome, error) {
+		c := l.clients[i]
+		n, err := c.drive(next, depth, end)
+		return &outcome{requests: n, latency: c.lap}, err
+	})
 }

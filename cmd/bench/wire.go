@@ -71,6 +71,17 @@ func closeAll(conns []net.Conn) {
 func driveAll(
 	conns []net.Conn, depth int, each time.Duration, build func(conn int) builder, check func(conn int) checker,
 ) (*outcome, error) {
+	return together(len(conns), each, func(i int, end time.Time) (*outcome, error) {
+		var c checker
+		if check != nil {
+			c = check(i)
+		}
+		return drive(conns[i], depth, end, build(i), c)
+	})
+}
+
+// together runs n clients at once, each until end or a little later, and sums up what they did.
+func together(n int, each time.Duration, client func(i int, end time.Time) (*outcome, error)) (*outcome, error) {
 	var (
 		wg    sync.WaitGroup
 		mu    sync.Mutex
@@ -78,13 +89,9 @@ func driveAll(
 		errs  []error
 	)
 	begin := time.Now()
-	for i, conn := range conns {
+	for i := range n {
 		wg.Go(func() {
-			var c checker
-			if check != nil {
-				c = check(i)
-			}
-			o, err := drive(conn, depth, begin.Add(each), build(i), c)
+			o, err := client(i, begin.Add(each))
 			mu.Lock()
 			defer mu.Unlock()
 			total.requests += o.requests
