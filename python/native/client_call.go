@@ -20,8 +20,9 @@ import (
 	"larder/client"
 )
 
-// call is a call of a client. It runs in a goroutine of its own, so that whoever waits for it can look for signals, or wait
-// for many. The caller's thread waits in the kernel, not in Go, where it would be tied to a goroutine: see client_wait.c.
+// call is a call of a client. It runs in the caller's thread, if that can be: see larder_client_try. Otherwise it has a goroutine of its
+// own, so that whoever waits for it can look for signals, or wait for many: in the kernel, not in Go, where the thread would be tied
+// to a goroutine: see client_wait.c.
 type call struct {
 	ctx     context.Context //nolint:containedctx // the call's own, which others end
 	cancel  context.CancelFunc
@@ -181,8 +182,9 @@ func larder_client_try(
 			return err
 		}
 		if patient != 0 && c.kind.change {
+			err := c.whole()
 			progress.state = stateEnded
-			return c.whole()
+			return err
 		}
 		if ended, err := c.attempt(); ended {
 			progress.state = stateEnded
@@ -230,13 +232,18 @@ func (c *call) attempt() (ended bool, err error) {
 
 // whole carries out a call in the caller's thread.
 func (c *call) whole() error {
-	c.ctx = context.Background()
-	if c.timeout > 0 {
-		ctx, cancel := context.WithTimeout(c.ctx, c.timeout)
-		defer cancel()
-		c.ctx = ctx
-	}
+	c.begin()
+	defer c.cancel()
 	return c.kind.do(c)
+}
+
+// begin begins the call's time.
+func (c *call) begin() {
+	if c.timeout > 0 {
+		c.ctx, c.cancel = context.WithTimeout(context.Background(), c.timeout)
+	} else {
+		c.ctx, c.cancel = context.WithCancel(context.Background())
+	}
 }
 
 // start begins a call in a goroutine of its own.
@@ -245,11 +252,7 @@ func (c *call) start(progress *C.larder_progress) (err error) {
 	if c.handle, err = calls.add(c); err != nil {
 		return err
 	}
-	if c.timeout > 0 {
-		c.ctx, c.cancel = context.WithTimeout(context.Background(), c.timeout)
-	} else {
-		c.ctx, c.cancel = context.WithCancel(context.Background())
-	}
+	c.begin()
 	if c.kind.wants {
 		c.rooms = make(chan []C.larder_region, 1)
 	}
