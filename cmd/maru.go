@@ -53,6 +53,9 @@ func (c *maruBench) Run(e *env) error {
 		}
 		cfg.Run = r
 	}
+	if err := cfg.Check(); err != nil {
+		return usageError(fmt.Errorf("maru bench: --run: %w", err))
+	}
 	var err error
 	if cfg.Maru, err = filepath.Abs(c.Maru); err == nil {
 		cfg.Program, err = os.Executable()

@@ -21,6 +21,7 @@ func TestMaruBenchSaysWhatIsWrong(t *testing.T) {
 		"too many clients": {[]string{"--maru", nothing, "--clients", "1,257"}, "from 1 to 256"},
 		"no time":          {[]string{"--maru", nothing, "--time", "1ms"}, "too short"},
 		"a bad regexp":     {[]string{"--maru", nothing, "--run", "("}, "--run"},
+		"no such figure":   {[]string{"--maru", nothing, "--run", "sync/nothing"}, "sync/ and async/ and one of lookup; exists; register; "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out, errs bytes.Buffer

@@ -103,25 +103,44 @@ func Maru(ctx context.Context, cfg MaruConfig) (report *MaruReport, err error) {
 	if err != nil {
 		return report, err
 	}
+	for _, f := range maruFigures(&cfg) {
+		if cfg.Progress != nil {
+			cfg.Progress(f.String())
+		}
+		row, err := f.compare(ctx, servers)
+		if err != nil {
+			return report, fmt.Errorf("%v: %w", &f, err)
+		}
+		report.Rows = append(report.Rows, row)
+	}
+	return report, nil
+}
+
+// maruFigures are the rows that a configuration asks for.
+func maruFigures(cfg *MaruConfig) (figures []maruFigure) {
 	for _, mode := range maruModes {
 		for _, op := range maruOps {
 			if cfg.Run != nil && !cfg.Run.MatchString(mode.name+"/"+op.name) {
 				continue
 			}
 			for _, clients := range cfg.Clients {
-				f := maruFigure{mode, op, clients, cfg.Time}
-				if cfg.Progress != nil {
-					cfg.Progress(f.String())
-				}
-				row, err := f.compare(ctx, servers)
-				if err != nil {
-					return report, fmt.Errorf("%v: %w", &f, err)
-				}
-				report.Rows = append(report.Rows, row)
+				figures = append(figures, maruFigure{mode, op, clients, cfg.Time})
 			}
 		}
 	}
-	return report, nil
+	return figures
+}
+
+// Check reports what is wrong with a configuration before anything is started: that it asks for no figure.
+func (cfg *MaruConfig) Check() error {
+	if len(maruFigures(cfg)) > 0 {
+		return nil
+	}
+	names := make([]string, len(maruOps))
+	for i, op := range maruOps {
+		names[i] = op.name
+	}
+	return fmt.Errorf("no figure matches %v: they are sync/ and async/ and one of %s", cfg.Run, strings.Join(names, "; "))
 }
 
 // maruFigure is one row that is to be measured.
