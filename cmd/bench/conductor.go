@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"larder/conductor"
@@ -203,15 +202,6 @@ func (f *indexed) write(ctx context.Context, written *atomic.Int64) error {
 	return nil
 }
 
-// cpu is the processor time that this process has taken.
-func cpu() time.Duration {
-	var u syscall.Rusage
-	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
-		return 0
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
 // messages measures stores from the messages that engines send.
 func (b *bench) messages(f *indexed) error {
 	var enc kvevent.Encoder
@@ -229,7 +219,7 @@ func (b *bench) messages(f *indexed) error {
 	blocks, took := 0, time.Duration(0)
 	for round := 0; took < b.Time; round++ {
 		src := engineSource("message-" + strconv.Itoa(round%4))
-		from := cpu()
+		from := processorTime(self)
 		for _, p := range payloads {
 			if err := batch.Decode(p); err != nil || batch.Bad > 0 {
 				return errors.Join(err, batch.Reason)
@@ -240,7 +230,7 @@ func (b *bench) messages(f *indexed) error {
 				}
 			}
 		}
-		took += cpu() - from
+		took += processorTime(self) - from
 		blocks += indexBlocks
 		f.x.Clear(src.Instance, kvevent.NoRank, kvevent.Media)
 		f.x.Sweep()
@@ -285,11 +275,11 @@ func (b *bench) stores() error {
 		}
 		runtime.GC()
 		for e := range indexEngines {
-			from := cpu()
+			from := processorTime(self)
 			if err := f.apply(engineSource("engine-" + strconv.Itoa(e))); err != nil {
 				return err
 			}
-			took += cpu() - from
+			took += processorTime(self) - from
 			blocks += indexBlocks
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"strconv"
-	"syscall"
 	"time"
 
 	"larder/meta/policy"
@@ -177,12 +176,12 @@ func (b *bench) registerOne(writers []*session) error {
 		var bare [2][2]float64 // before and after, with sockets and without
 		for i := range bare {
 			if i == 1 {
-				used := processorTime()
+				used := processorTime(self)
 				entries, one, err := b.load(writers, inFlight/connections, 1, pass<<36, (pass+1)<<36, each)
 				if err != nil {
 					return err
 				}
-				used = processorTime() - used
+				used = processorTime(self) - used
 				rate := float64(entries) / one.elapsed.Seconds()
 				bound = append(bound, float64(entries)/used.Seconds()*float64(runtime.GOMAXPROCS(0)))
 				server, alone, o = append(server, beside{value: rate}), append(alone, beside{value: rate}), one
@@ -389,24 +388,15 @@ func (b *bench) policyRun(name string, entries uint64) (f policyFigures, err err
 	}
 	defer hangUp(writers)
 	runtime.GC() // of the server before
-	begin := processorTime()
+	begin := processorTime(self)
 	count, o, err := b.load(writers, 8, registerBatch, 0, entries, 0)
 	if err != nil {
 		return f, err
 	}
 	return policyFigures{
 		rate: float64(count) / o.elapsed.Seconds(), tail: float64(o.quantile(0.99).Microseconds()) / 1e3,
-		cost: (processorTime() - begin).Seconds() / float64(count),
+		cost: (processorTime(self) - begin).Seconds() / float64(count),
 	}, nil
-}
-
-// processorTime is what this process has used.
-func processorTime() time.Duration {
-	var u syscall.Rusage
-	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
-		return 0
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // restart measures how long a server with entries takes to serve again.

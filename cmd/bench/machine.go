@@ -168,3 +168,16 @@ func echo(conn net.Conn) {
 		}
 	}
 }
+
+// self stands for this process where a process is to be named.
+const self = 0
+
+// processorTime is what a process has used of all processors; 0 if it has gone. Linux has a clock for it, whose number is
+// made of the process's (clock_getcpuclockid(3), as CPUCLOCK_SCHED).
+func processorTime(pid int) time.Duration {
+	var ts unix.Timespec
+	if unix.ClockGettime(int32(^pid<<3|2), &ts) != nil { //nolint:gosec // processes have numbers below 2^22
+		return 0
+	}
+	return time.Duration(ts.Nano())
+}

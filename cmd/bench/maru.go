@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -27,7 +29,8 @@ type MaruConfig struct {
 	Program  string           // larder
 	Dir      string           // for Larder's data and pool; what is made there is removed
 	Clients  []int            // how many at once, each figure anew
-	Time     time.Duration    // for each figure
+	Time     time.Duration    // for each turn
+	Rounds   int              // turns of each server for each figure, one server after the other; the median counts
 	Run      *regexp.Regexp   // nil = all; else the figures as MODE/OPERATION that match
 	Progress func(row string) // nil = nobody
 }
@@ -50,12 +53,13 @@ type MaruRow struct {
 	Ratio   float64   `json:"ratio"` // of requests per second
 }
 
-// MaruSpeed is what one server did.
+// MaruSpeed is what one server did in its median turn.
 type MaruSpeed struct {
 	Server   string  `json:"server"`
 	Requests float64 `json:"requests_per_s"`
 	P50      float64 `json:"p50_us"`
 	P99      float64 `json:"p99_us"`
+	CPU      float64 `json:"cpu_us"` // processor time of the server for each request
 }
 
 // maruMode is a way to ask.
@@ -124,7 +128,7 @@ func maruFigures(cfg *MaruConfig) (figures []maruFigure) {
 				continue
 			}
 			for _, clients := range cfg.Clients {
-				figures = append(figures, maruFigure{mode, op, clients, cfg.Time})
+				figures = append(figures, maruFigure{mode, op, clients, cfg.Time, cfg.Rounds})
 			}
 		}
 	}
@@ -149,31 +153,46 @@ type maruFigure struct {
 	op      maruOp
 	clients int
 	time    time.Duration
+	rounds  int
 }
 
 func (f *maruFigure) String() string {
 	return fmt.Sprintf("%s/%s, clients: %d", f.mode.name, f.op.name, f.clients)
 }
 
-// compare measures servers, the first of which is Larder's.
+// compare measures servers, the first of which is Larder's, in turns: a machine that others use is not the same for long.
 func (f *maruFigure) compare(ctx context.Context, servers []*maruServer) (MaruRow, error) {
 	row := MaruRow{Mode: f.mode.name, Op: f.op.name, Clients: f.clients}
-	for i, s := range servers {
-		if s.async && f.mode.depth == 1 {
+	turns := make([][]MaruSpeed, len(servers))
+	for range f.rounds {
+		for i, s := range servers {
+			if s.async && f.mode.depth == 1 {
+				continue
+			}
+			speed, err := f.measure(ctx, s)
+			if err != nil {
+				return row, fmt.Errorf("%s: %w", s.name, err)
+			}
+			turns[i] = append(turns[i], speed)
+		}
+	}
+	row.Larder = medianTurn(turns[0])
+	for _, t := range turns[1:] {
+		if len(t) == 0 {
 			continue
 		}
-		speed, err := f.measure(ctx, s)
-		if err != nil {
-			return row, fmt.Errorf("%s: %w", s.name, err)
-		}
-		if i == 0 {
-			row.Larder = speed
-		} else if speed.Requests > row.Maru.Requests {
-			row.Maru = speed
+		if m := medianTurn(t); m.Requests > row.Maru.Requests {
+			row.Maru = m
 		}
 	}
 	row.Ratio = row.Larder.Requests / row.Maru.Requests
 	return row, nil
+}
+
+// medianTurn is the median by requests per second: of two, the slower one.
+func medianTurn(turns []MaruSpeed) MaruSpeed {
+	slices.SortFunc(turns, func(a, b MaruSpeed) int { return cmp.Compare(a.Requests, b.Requests) })
+	return turns[(len(turns)-1)/2]
 }
 
 // measure loads a server.
@@ -187,11 +206,15 @@ func (f *maruFigure) measure(ctx context.Context, s *maruServer) (speed MaruSpee
 	if _, err = l.run(ctx, f.op.request, f.mode.depth, f.time/warm); err != nil {
 		return speed, err
 	}
+	begun := processorTime(s.cmd.Process.Pid)
 	o, err := l.run(ctx, f.op.request, f.mode.depth, f.time)
 	if err != nil {
 		return speed, err
 	}
-	return MaruSpeed{s.name, o.rate(), micros(o.quantile(0.5)), micros(o.quantile(0.99))}, nil
+	used := processorTime(s.cmd.Process.Pid) - begun
+	return MaruSpeed{
+		s.name, o.rate(), micros(o.quantile(0.5)), micros(o.quantile(0.99)), micros(used) / float64(max(o.requests, 1)),
+	}, nil
 }
 
 // startMaru starts Larder first, and Maru's servers with it as their resource manager.

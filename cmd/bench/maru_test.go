@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"math/rand/v2"
+	"os/exec"
 	"slices"
 	"testing"
 	"time"
@@ -128,4 +129,35 @@ func TestMaruRegionOf(t *testing.T) {
 		_, err := maruRegionOf([]byte(reply))
 		require.Error(t, err, "%q", reply)
 	}
+}
+
+func TestMedianTurn(t *testing.T) {
+	for _, c := range []struct {
+		turns []float64
+		want  float64
+	}{{[]float64{7}, 7}, {[]float64{9, 3}, 3}, {[]float64{9, 1, 5}, 5}, {[]float64{2, 2, 8, 4}, 2}} {
+		var turns []MaruSpeed
+		for _, v := range c.turns {
+			turns = append(turns, MaruSpeed{Requests: v})
+		}
+		require.InDelta(t, c.want, medianTurn(turns).Requests, 0, "%v", c.turns)
+	}
+}
+
+// A child's time is not this process's, and one that is gone has none.
+func TestProcessorTime(t *testing.T) {
+	before := processorTime(self)
+	child := exec.CommandContext(t.Context(), "sh", "-c", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; echo; read x")
+	in, err := child.StdinPipe()
+	require.NoError(t, err)
+	out, err := child.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, child.Start())
+	_, err = out.Read(make([]byte, 1))
+	require.NoError(t, err)
+	require.Greater(t, processorTime(child.Process.Pid), time.Millisecond)
+	require.NoError(t, in.Close())
+	require.Error(t, child.Wait(), "it read the end of its input")
+	require.Zero(t, processorTime(child.Process.Pid))
+	require.Greater(t, processorTime(self), before)
 }

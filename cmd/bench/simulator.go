@@ -38,12 +38,12 @@ func (b *bench) simulator() error {
 
 // simulated is how many requests a second of processor time simulates.
 func (b *bench) simulated(requests int, run func() error) (float64, error) {
-	done, from, start := 0, cpu(), time.Now()
+	done, from, start := 0, processorTime(self), time.Now()
 	for time.Since(start) < b.Time {
 		if err := run(); err != nil {
 			return 0, fmt.Errorf("simulate: %w", err)
 		}
 		done += requests
 	}
-	return float64(done) / (cpu() - from).Seconds(), nil
+	return float64(done) / (processorTime(self) - from).Seconds(), nil
 }

@@ -251,7 +251,7 @@ func (cfg *Transfer) figure(
 	submitted := make([]time.Duration, cfg.Threads)
 	var mem [2]runtime.MemStats
 	runtime.ReadMemStats(&mem[0])
-	before, begun := processorTime(), time.Now()
+	before, begun := processorTime(self), time.Now()
 	var wg sync.WaitGroup
 	for i := range cfg.Threads {
 		wg.Go(func() {
@@ -274,7 +274,7 @@ func (cfg *Transfer) figure(
 		})
 	}
 	wg.Wait()
-	took, cpu := time.Since(begun), processorTime()-before
+	took, cpu := time.Since(begun), processorTime(self)-before
 	runtime.ReadMemStats(&mem[1])
 	if err := errors.Join(failures...); err != nil {
 		return nil, err
