@@ -117,7 +117,7 @@ type Store struct {
 // the disk lost something. A new store belongs to nobody until Bootstrap or Join.
 func OpenStore(dir string, o StoreOptions) (*Store, error) {
 	o = withDefaults(o)
-	o.FS = withFailpoints(o.FS)
+	o.FS = aheadFS{withFailpoints(o.FS)}
 	s := &Store{dir: dir, fs: o.FS, logger: o.Logger}
 	s.health.init(s, &o)
 	if err := s.fs.MkdirAll(dir, 0o750); err != nil {
