@@ -68,7 +68,7 @@ func (f *aheadFile) Write(p []byte) (int, error) {
 	}
 	const page = 4 << 10 // of the disk's cache: whole ones, but for the one that is being written
 	f.size = f.end
-	fill, err := f.File.WriteAt(zeros[:logAhead-f.end%page], f.end)
+	fill, err := f.WriteAt(zeros[:logAhead-f.end%page], f.end)
 	if errors.Is(err, syscall.ENOSPC) {
 		return n, nil // what was to be written is; the next write tries again
 	}
