@@ -3,7 +3,6 @@ package client
 import (
 	"context"
 	"errors"
-	"net"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -62,28 +61,30 @@ func freeCall(c *call) {
 }
 
 // conn is one pipelined connection. Requests of many goroutines are gathered in out and sent by whichever of them
-// finds nobody sending; one goroutine reads, and hands each reply to its call by the sequence number.
+// finds nobody sending. What comes is read by a goroutine of its own, or by a caller that looks for its answer (see
+// WithSpin), and each reply handed to its call by the sequence number.
 type conn struct {
-	nc       net.Conn
+	nc       socket
+	in       intake
 	addr     string
 	clock    func() int64
 	sess     atomic.Pointer[session]            // set before the connection is shared
-	onPush   func(*conn, protocol.Type, []byte) // called by the reader: must not block
+	onPush   func(*conn, protocol.Type, []byte) // called by who reads: must not block
 	onClose  func(*conn, error)                 // called once
 	room     chan struct{}                      // a token per call in flight
 	flight   atomic.Int32
 	heard    atomic.Uint64 // frames that came
 	writes   atomic.Uint64 // writes begun and ended: odd while one is going on
 	seen     progress      // the keeper's
-	packs    atomic.Bool   // compresses large requests: the master reads them so, and they cross a network
 	spinner  spinner
+	packs    atomic.Bool  // compresses large requests: the master reads them so, and they cross a network
 	noLeader atomic.Int64 // when the master began to answer nothing but UNAVAILABLE, 0 if it does not
 	done     chan struct{}
 
 	mu         sync.Mutex
 	out, spare []byte
 	writing    bool
-	bursting   bool  // the reader is handing out a burst of replies, and sends what their callers ask for next
+	bursting   bool  // a burst of replies is being handed out, and then sent what their callers ask for next
 	err        error // set once, when closed
 	gen        uint32
 	free       []uint16
@@ -109,9 +110,9 @@ func (s *progress) look(c *conn, now int64) {
 
 // startConn begins to read. The connection ends by close or by a fault, which onClose hears of; done is closed when
 // its goroutine has ended.
-func startConn(nc net.Conn, addr string, clock func() int64, onPush func(*conn, protocol.Type, []byte),
+func startConn(nc socket, addr string, clock func() int64, onPush func(*conn, protocol.Type, []byte),
 	onClose func(*conn, error), readers *sync.WaitGroup,
-) *conn {
+) (*conn, error) {
 	c := &conn{
 		nc: nc, addr: addr, clock: clock, onPush: onPush, onClose: onClose,
 		room: make(chan struct{}, slots), done: make(chan struct{}), free: make([]uint16, slots),
@@ -119,10 +120,13 @@ func startConn(nc net.Conn, addr string, clock func() int64, onPush func(*conn, 
 	for i := range c.free {
 		c.free[i] = uint16(i)
 	}
+	if err := c.in.init(nc); err != nil {
+		return nil, err
+	}
 	readers.Go(func() {
 		c.read()
 	})
-	return c
+	return c, nil
 }
 
 // do sends cl and waits for its reply, whose payload is then in cl.buf. If it fails, the request may or may not have
@@ -145,7 +149,7 @@ func (c *conn) do(ctx context.Context, cl *call) (sent bool, err error) {
 		<-c.room
 		return false, err
 	}
-	c.spinner.wait(ctx, cl.done, c.clock)
+	c.spinner.wait(ctx, cl.done, c.look, c.clock)
 	if d := ctx.Done(); d != nil {
 		select {
 		case <-cl.done:
@@ -247,72 +251,6 @@ func (c *conn) flush(rounds int) bool {
 		}
 	}
 	return false
-}
-
-// read hands out replies and pushes until the connection ends.
-func (c *conn) read() {
-	defer close(c.done)
-	r := protocol.NewReader(c.nc)
-	bursting := false
-	for {
-		h, payload, err := r.Next()
-		if err != nil {
-			c.close(err)
-			return
-		}
-		c.heard.Add(1)
-		more := r.Buffered()
-		if more && !bursting {
-			bursting = true
-			c.beginBurst()
-		}
-		c.deliver(h, payload)
-		if bursting && !more {
-			bursting = false
-			c.endBurst()
-		}
-	}
-}
-
-// deliver hands one frame to whom it concerns.
-func (c *conn) deliver(h protocol.Header, payload []byte) {
-	if h.Sequence == 0 {
-		c.onPush(c, h.Type, payload)
-		return
-	}
-	cl := c.remove(h.Sequence)
-	if cl == nil {
-		return
-	}
-	cl.buf = append(cl.buf[:0], payload...)
-	if h.Type != cl.typ.Reply() {
-		cl.err = &protocol.FrameError{Reason: "reply of type " + h.Type.String() + " to " + cl.typ.String()}
-	}
-	c.finish(cl)
-}
-
-// beginBurst begins to hand out several replies that came at once. The callers that they wake are likely to ask for
-// more at once too: until the burst ends, nobody sends.
-func (c *conn) beginBurst() {
-	c.mu.Lock()
-	c.bursting = true
-	c.mu.Unlock()
-}
-
-// endBurst lets those callers run, and sends what they ask for with one system call. Not in this goroutine: it must go
-// on reading even if the master does not.
-func (c *conn) endBurst() {
-	runtime.Gosched()
-	c.mu.Lock()
-	c.bursting = false
-	send := len(c.out) > 0 && !c.writing && c.err == nil
-	if send {
-		c.writing = true
-	}
-	c.mu.Unlock()
-	if send {
-		go c.flush(-1)
-	}
 }
 
 // remove takes the call with this sequence number out of the table; nil if it was abandoned.

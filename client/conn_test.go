@@ -2,28 +2,49 @@ package client
 
 import (
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"larder/protocol"
 )
+
+// startPair starts a connection and returns its other end. Both are closed with the test.
+func startPair(t *testing.T, clock func() int64, onPush func(*conn, protocol.Type, []byte)) (c *conn, theirs net.Conn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	var ends [2]net.Conn
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "a socket")
+		ends[i], err = net.FileConn(f)
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+	}
+	var readers sync.WaitGroup
+	c, err = startConn(ends[0].(socket), "m", clock, onPush, func(*conn, error) {}, &readers)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		c.close(ErrClosed)
+		readers.Wait()
+		_ = ends[1].Close() // the test may have done so
+	})
+	return c, ends[1]
+}
 
 // TestASilentMasterIsLeftAfterOneTimeout: the keeper learns that something came only when it next looks, which may be after
 // the next call was sent. That call must not be taken for answered by it.
 func TestASilentMasterIsLeftAfterOneTimeout(t *testing.T) {
 	const timeout = 2 * time.Second
-	ours, theirs := net.Pipe()
 	var now atomic.Int64
 	now.Store(1e9)
 	pass := func(d time.Duration) { now.Add(int64(d)) }
-	var readers sync.WaitGroup
-	c := startConn(ours, "m", now.Load, nil, func(*conn, error) {}, &readers)
-	defer readers.Wait()
-	defer c.close(ErrClosed)
+	c, theirs := startPair(t, now.Load, nil)
 	asked := make(chan uint32, 4)
 	go func() {
 		r := protocol.NewReader(theirs)
@@ -69,13 +90,9 @@ func TestASilentMasterIsLeftAfterOneTimeout(t *testing.T) {
 // TestALateAnswerCostsOnlyItsCall: a master that answers others is not left.
 func TestALateAnswerCostsOnlyItsCall(t *testing.T) {
 	const timeout = 2 * time.Second
-	ours, theirs := net.Pipe()
 	var now atomic.Int64
 	now.Store(1e9)
-	var readers sync.WaitGroup
-	c := startConn(ours, "m", now.Load, func(*conn, protocol.Type, []byte) {}, func(*conn, error) {}, &readers)
-	defer readers.Wait()
-	defer c.close(ErrClosed)
+	c, theirs := startPair(t, now.Load, func(*conn, protocol.Type, []byte) {})
 	asked := make(chan struct{}, 1)
 	go func() {
 		_, _, err := protocol.NewReader(theirs).Next()

@@ -50,7 +50,7 @@ func TestLookupBatchStopsAtTheFirstMissOfAllParts(t *testing.T) {
 }
 
 // far is a connection that crosses a network, by its addresses.
-type far struct{ net.Conn }
+type far struct{ socket }
 
 func (far) LocalAddr() net.Addr  { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 40000} }
 func (far) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 2), Port: 7400} }
@@ -78,9 +78,10 @@ func TestLargeRequestsAreCompressedAcrossANetwork(t *testing.T) {
 			nc, err := (&net.Dialer{}).DialContext(t.Context(), "unix", f.masters[0].addr)
 			require.NoError(t, err)
 			if tc.far {
-				nc = far{nc}
+				nc = far{nc.(socket)}
 			}
-			cn := startConn(nc, "far", c.cfg.Clock, c.pushed, c.connClosed, &c.readers)
+			cn, err := startConn(nc.(socket), "far", c.cfg.Clock, c.pushed, c.connClosed, &c.readers)
+			require.NoError(t, err)
 			_, err = c.handshake(context.WithoutCancel(t.Context()), cn, false)
 			require.NoError(t, err)
 			old := c.link.Load()

@@ -255,7 +255,7 @@ func (c *Client) dial(ctx context.Context, addr string) (*conn, error) {
 	if err != nil {
 		return nil, errors.Join(errConnLost, err)
 	}
-	return startConn(nc, addr, c.cfg.Clock, c.pushed, c.connClosed, &c.readers), nil
+	return startConn(nc.(socket), addr, c.cfg.Clock, c.pushed, c.connClosed, &c.readers) //nolint:forcetypeassert // both kinds are
 }
 
 // learn keeps what a HANDSHAKE said of the cluster and its devices.

@@ -32,8 +32,8 @@ type spinner struct {
 	next atomic.Int32 // what rest is after the next one in vain
 }
 
-// wait returns when done has a token, or after the time that ctx says, or at once.
-func (s *spinner) wait(ctx context.Context, done <-chan struct{}, clock func() int64) {
+// wait returns when done has a token, or after the time that ctx says, or at once. look may bring the token.
+func (s *spinner) wait(ctx context.Context, done <-chan struct{}, look func(), clock func() int64) {
 	d, _ := ctx.Value(spinKey{}).(time.Duration)
 	if d <= 0 || oneProc {
 		return
@@ -42,8 +42,11 @@ func (s *spinner) wait(ctx context.Context, done <-chan struct{}, clock func() i
 		s.rest.Add(-1)
 		return
 	}
-	for until := clock() + int64(d); len(done) == 0; {
-		// Whoever brings it may have been put on this processor, and would wait for this thread's time to be over.
+	for until := clock() + int64(d); ; {
+		if look(); len(done) > 0 {
+			break
+		}
+		// Who answers may have been put on this processor, and would wait for this thread's time to be over.
 		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 		if clock() > until {
 			rest := s.next.Load()

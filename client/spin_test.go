@@ -1,8 +1,8 @@
 package client
 
 import (
-	"net"
-	"sync"
+	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -27,16 +27,16 @@ func TestSpinner(t *testing.T) {
 	}
 	ask := func(comes int) int {
 		looks, answer = 0, comes
-		s.wait(WithSpin(t.Context(), 100), done, clock)
+		s.wait(WithSpin(t.Context(), 100), done, func() {}, clock)
 		select {
 		case <-done:
 		default:
 		}
 		return looks
 	}
-	s.wait(t.Context(), done, clock)
+	s.wait(t.Context(), done, func() {}, clock)
 	require.Zero(t, looks, "nobody has asked for it")
-	s.wait(WithSpin(t.Context(), 0), done, clock)
+	s.wait(WithSpin(t.Context(), 0), done, func() {}, clock)
 	require.Zero(t, looks)
 	if oneProc {
 		t.Skip("there is one processor")
@@ -56,11 +56,7 @@ func TestSpinner(t *testing.T) {
 
 // TestWithSpin: calls that look for their answers have them, whether these come in that time or later.
 func TestWithSpin(t *testing.T) {
-	ours, theirs := net.Pipe()
-	var readers sync.WaitGroup
-	c := startConn(ours, "m", cxl.Boottime, func(*conn, protocol.Type, []byte) {}, func(*conn, error) {}, &readers)
-	defer readers.Wait()
-	defer c.close(ErrClosed)
+	c, theirs := startPair(t, cxl.Boottime, func(*conn, protocol.Type, []byte) {})
 	go func() {
 		r := protocol.NewReader(theirs)
 		for i := 0; ; i++ {
@@ -85,4 +81,52 @@ func TestWithSpin(t *testing.T) {
 		require.Empty(t, cl.done)
 		freeCall(cl)
 	}
+}
+
+// TestACallerReadsForOthers: what a caller finds that looks for its answer goes to whom it concerns, and an end of the connection
+// that it comes upon ends everybody's calls.
+func TestACallerReadsForOthers(t *testing.T) {
+	if oneProc {
+		t.Skip("there is one processor, on which nobody looks")
+	}
+	pushes := make(chan protocol.Type, 100)
+	c, theirs := startPair(t, cxl.Boottime, func(_ *conn, typ protocol.Type, _ []byte) { pushes <- typ })
+	const rounds = 100
+	frame := func(h protocol.Header) []byte {
+		b, mark := protocol.BeginReply(nil, h)
+		return protocol.EndFrame((&protocol.SuccessReply{Success: true}).Append(b), mark)
+	}
+	go func() {
+		r := protocol.NewReader(theirs)
+		for range rounds {
+			first, _, err := r.Next()
+			if err != nil {
+				return
+			}
+			second, _, err := r.Next()
+			if err != nil {
+				return
+			}
+			push, mark := protocol.BeginFrame(nil, protocol.TypeRevoke, 0)
+			_, _ = theirs.Write(slices.Concat(frame(second), protocol.EndFrame(push, mark), frame(first)))
+		}
+		_, _, _ = r.Next()
+		_ = theirs.Close()
+	}()
+	ask := func(ctx context.Context) error {
+		cl := newCall(protocol.TypeHeartbeat, new(emptyMsg), time.Minute.Nanoseconds())
+		_, err := c.do(ctx, cl)
+		return err
+	}
+	looking := WithSpin(t.Context(), time.Second)
+	for range rounds {
+		other := make(chan error, 1)
+		go func() { other <- ask(t.Context()) }()
+		require.NoError(t, ask(looking))
+		require.NoError(t, <-other)
+		require.Equal(t, protocol.TypeRevoke, <-pushes)
+	}
+	require.ErrorIs(t, ask(looking), errConnLost)
+	<-c.done
+	require.ErrorIs(t, ask(looking), errConnLost)
 }

@@ -1,0 +1,184 @@
+package client
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"runtime"
+	"sync"
+	"syscall"
+
+	"larder/protocol"
+)
+
+// socket is a connection that can be read without waiting.
+type socket interface {
+	net.Conn
+	syscall.Conn
+}
+
+// intake is what comes on a connection. Whoever holds mu reads what is there, and does not wait for more: so a caller that
+// looks for its answer gets it without another thread, which would have to wake up first.
+type intake struct {
+	raw  syscall.RawConn
+	once func(fd uintptr) // reads into p, once
+
+	mu sync.Mutex
+	r  *protocol.Reader
+	// The frame that next has found, and why no further one comes.
+	header  protocol.Header
+	payload []byte
+	err     error
+	// What once reads into, and what came of it.
+	p      []byte
+	n      int
+	failed error
+}
+
+// init prepares to read a connection.
+func (in *intake) init(nc socket) (err error) {
+	if in.raw, err = nc.SyscallConn(); err != nil {
+		return errors.Join(errConnLost, err)
+	}
+	in.r = protocol.NewReader(in)
+	in.once = func(fd uintptr) { in.n, in.failed = syscall.Read(int(fd), in.p) }
+	return nil
+}
+
+// errNothing says that nothing more has come yet. To a protocol.Reader it is a timeout: it can go on later.
+var errNothing = os.ErrDeadlineExceeded
+
+// Read implements io.Reader for the protocol.Reader.
+func (in *intake) Read(p []byte) (int, error) {
+	in.p = p
+	for {
+		if err := in.raw.Control(in.once); err != nil {
+			return 0, err //nolint:wrapcheck // it is closed
+		}
+		switch {
+		case in.n > 0:
+			return in.n, nil
+		case in.failed == nil:
+			return 0, io.EOF
+		case errors.Is(in.failed, syscall.EAGAIN):
+			return 0, errNothing
+		case !errors.Is(in.failed, syscall.EINTR):
+			return 0, os.NewSyscallError("read", in.failed)
+		}
+	}
+}
+
+// next reads a frame. It returns false if none has come. The caller holds mu.
+func (in *intake) next() bool {
+	if in.err != nil {
+		return true
+	}
+	h, payload, err := in.r.Next()
+	if errors.Is(err, errNothing) {
+		return false
+	}
+	in.header, in.payload, in.err = h, payload, err
+	return true
+}
+
+// read hands out replies and pushes until the connection ends.
+func (c *conn) read() {
+	defer close(c.done)
+	come := func(uintptr) bool { // returns true with mu held
+		c.in.mu.Lock()
+		if c.in.next() {
+			return true
+		}
+		c.in.mu.Unlock()
+		return false
+	}
+	for {
+		if err := c.in.raw.Read(come); err != nil {
+			c.close(err)
+			return
+		}
+		c.handOut()
+		err := c.in.err
+		c.in.mu.Unlock()
+		if err != nil {
+			c.close(err)
+			return
+		}
+	}
+}
+
+// look hands out what has come, if nobody else is doing so. That the connection has ended is for its goroutine to notice,
+// which the system tells of all that comes.
+func (c *conn) look() {
+	if !c.in.mu.TryLock() {
+		return
+	}
+	if c.in.next() {
+		c.handOut()
+	}
+	c.in.mu.Unlock()
+}
+
+// handOut hands out the frame that next has found, and those that came with it. The caller holds in.mu, and is not in a function
+// that it has given to in.raw: nobody could close the connection there.
+func (c *conn) handOut() {
+	bursting := false
+	for c.in.err == nil {
+		c.heard.Add(1)
+		more := c.in.r.Buffered()
+		if more && !bursting {
+			bursting = true
+			c.beginBurst()
+		}
+		c.deliver(c.in.header, c.in.payload)
+		if !more {
+			break
+		}
+		c.in.next()
+	}
+	if bursting {
+		c.endBurst()
+	}
+}
+
+// deliver hands one frame to whom it concerns.
+func (c *conn) deliver(h protocol.Header, payload []byte) {
+	if h.Sequence == 0 {
+		c.onPush(c, h.Type, payload)
+		return
+	}
+	cl := c.remove(h.Sequence)
+	if cl == nil {
+		return
+	}
+	cl.buf = append(cl.buf[:0], payload...)
+	if h.Type != cl.typ.Reply() {
+		cl.err = &protocol.FrameError{Reason: "reply of type " + h.Type.String() + " to " + cl.typ.String()}
+	}
+	c.finish(cl)
+}
+
+// beginBurst begins to hand out several replies that came at once. The callers that they wake are likely to ask for
+// more at once too: until the burst ends, nobody sends.
+func (c *conn) beginBurst() {
+	c.mu.Lock()
+	c.bursting = true
+	c.mu.Unlock()
+}
+
+// endBurst lets those callers run, and sends what they ask for with one system call. Not in this goroutine: it must go
+// on reading even if the master does not.
+func (c *conn) endBurst() {
+	runtime.Gosched()
+	c.mu.Lock()
+	c.bursting = false
+	send := len(c.out) > 0 && !c.writing && c.err == nil
+	if send {
+		c.writing = true
+	}
+	c.mu.Unlock()
+	if send {
+		go c.flush(-1)
+	}
+}
