@@ -112,7 +112,7 @@ func (s *progress) look(c *conn, now int64) {
 // its goroutine has ended.
 func startConn(nc socket, addr string, clock func() int64, onPush func(*conn, protocol.Type, []byte),
 	onClose func(*conn, error), readers *sync.WaitGroup,
-) (*conn, error) {
+) *conn {
 	c := &conn{
 		nc: nc, addr: addr, clock: clock, onPush: onPush, onClose: onClose,
 		room: make(chan struct{}, slots), done: make(chan struct{}), free: make([]uint16, slots),
@@ -120,13 +120,11 @@ func startConn(nc socket, addr string, clock func() int64, onPush func(*conn, pr
 	for i := range c.free {
 		c.free[i] = uint16(i)
 	}
-	if err := c.in.init(nc); err != nil {
-		return nil, err
-	}
+	c.in.r = protocol.NewReader(atOnce{nc})
 	readers.Go(func() {
 		c.read()
 	})
-	return c, nil
+	return c
 }
 
 // do sends cl and waits for its reply, whose payload is then in cl.buf. If it fails, the request may or may not have

@@ -2,72 +2,37 @@ package client
 
 import (
 	"errors"
-	"io"
 	"net"
-	"os"
 	"runtime"
 	"sync"
-	"syscall"
 
 	"larder/protocol"
+	"larder/sock"
 )
 
-// socket is a connection that can be read without waiting.
+// socket is what a connection reads and writes: a [sock.Conn].
 type socket interface {
 	net.Conn
-	syscall.Conn
+	ReadNow(p []byte) (int, error)
+	Await(ready func() bool) error
 }
 
 // intake is what comes on a connection. Whoever holds mu reads what is there, and does not wait for more: so a caller that
 // looks for its answer gets it without another thread, which would have to wake up first.
 type intake struct {
-	raw  syscall.RawConn
-	once func(fd uintptr) // reads into p, once
-
 	mu sync.Mutex
-	r  *protocol.Reader
+	r  *protocol.Reader // of a reader that never waits
 	// The frame that next has found, and why no further one comes.
 	header  protocol.Header
 	payload []byte
 	err     error
-	// What once reads into, and what came of it.
-	p      []byte
-	n      int
-	failed error
 }
 
-// init prepares to read a connection.
-func (in *intake) init(nc socket) (err error) {
-	if in.raw, err = nc.SyscallConn(); err != nil {
-		return errors.Join(errConnLost, err)
-	}
-	in.r = protocol.NewReader(in)
-	in.once = func(fd uintptr) { in.n, in.failed = syscall.Read(int(fd), in.p) }
-	return nil
-}
+// atOnce reads a socket as far as something is there. That nothing is looks like a timeout to a protocol.Reader: it can go on later.
+type atOnce struct{ socket }
 
-// errNothing says that nothing more has come yet. To a protocol.Reader it is a timeout: it can go on later.
-var errNothing = os.ErrDeadlineExceeded
-
-// Read implements io.Reader for the protocol.Reader.
-func (in *intake) Read(p []byte) (int, error) {
-	in.p = p
-	for {
-		if err := in.raw.Control(in.once); err != nil {
-			return 0, err //nolint:wrapcheck // it is closed
-		}
-		switch {
-		case in.n > 0:
-			return in.n, nil
-		case in.failed == nil:
-			return 0, io.EOF
-		case errors.Is(in.failed, syscall.EAGAIN):
-			return 0, errNothing
-		case !errors.Is(in.failed, syscall.EINTR):
-			return 0, os.NewSyscallError("read", in.failed)
-		}
-	}
-}
+// Read implements io.Reader.
+func (s atOnce) Read(p []byte) (int, error) { return s.ReadNow(p) }
 
 // next reads a frame. It returns false if none has come. The caller holds mu.
 func (in *intake) next() bool {
@@ -75,7 +40,7 @@ func (in *intake) next() bool {
 		return true
 	}
 	h, payload, err := in.r.Next()
-	if errors.Is(err, errNothing) {
+	if errors.Is(err, sock.ErrNothing) {
 		return false
 	}
 	in.header, in.payload, in.err = h, payload, err
@@ -85,7 +50,7 @@ func (in *intake) next() bool {
 // read hands out replies and pushes until the connection ends.
 func (c *conn) read() {
 	defer close(c.done)
-	come := func(uintptr) bool { // returns true with mu held
+	come := func() bool { // returns true with mu held
 		c.in.mu.Lock()
 		if c.in.next() {
 			return true
@@ -94,7 +59,7 @@ func (c *conn) read() {
 		return false
 	}
 	for {
-		if err := c.in.raw.Read(come); err != nil {
+		if err := c.nc.Await(come); err != nil {
 			c.close(err)
 			return
 		}
@@ -121,7 +86,7 @@ func (c *conn) look() {
 }
 
 // handOut hands out the frame that next has found, and those that came with it. The caller holds in.mu, and is not in a function
-// that it has given to in.raw: nobody could close the connection there.
+// that Await calls: nobody could close the connection there.
 func (c *conn) handOut() {
 	bursting := false
 	for c.in.err == nil {

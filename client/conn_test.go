@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"larder/protocol"
+	"larder/sock"
 )
 
 // startPair starts a connection and returns its other end. Both are closed with the test.
@@ -27,8 +28,9 @@ func startPair(t *testing.T, clock func() int64, onPush func(*conn, protocol.Typ
 		require.NoError(t, f.Close())
 	}
 	var readers sync.WaitGroup
-	c, err = startConn(ends[0].(socket), "m", clock, onPush, func(*conn, error) {}, &readers)
+	ours, err := sock.New(ends[0])
 	require.NoError(t, err)
+	c = startConn(ours, "m", clock, onPush, func(*conn, error) {}, &readers)
 	t.Cleanup(func() {
 		c.close(ErrClosed)
 		readers.Wait()

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"larder/protocol"
+	"larder/sock"
 )
 
 // TestLookupBatchStopsAtTheFirstMissOfAllParts: more keys than one request carries are asked for in parts, of which none
@@ -77,11 +78,13 @@ func TestLargeRequestsAreCompressedAcrossANetwork(t *testing.T) {
 			put(t, c, string(large[0]), 4096)
 			nc, err := (&net.Dialer{}).DialContext(t.Context(), "unix", f.masters[0].addr)
 			require.NoError(t, err)
-			if tc.far {
-				nc = far{nc.(socket)}
-			}
-			cn, err := startConn(nc.(socket), "far", c.cfg.Clock, c.pushed, c.connClosed, &c.readers)
+			var sc socket
+			sc, err = sock.New(nc)
 			require.NoError(t, err)
+			if tc.far {
+				sc = far{sc}
+			}
+			cn := startConn(sc, "far", c.cfg.Clock, c.pushed, c.connClosed, &c.readers)
 			_, err = c.handshake(context.WithoutCancel(t.Context()), cn, false)
 			require.NoError(t, err)
 			old := c.link.Load()

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"larder/protocol"
+	"larder/sock"
 )
 
 const (
@@ -255,7 +256,12 @@ func (c *Client) dial(ctx context.Context, addr string) (*conn, error) {
 	if err != nil {
 		return nil, errors.Join(errConnLost, err)
 	}
-	return startConn(nc.(socket), addr, c.cfg.Clock, c.pushed, c.connClosed, &c.readers) //nolint:forcetypeassert // both kinds are
+	sc, err := sock.New(nc)
+	if err != nil {
+		_ = nc.Close() // it is broken already
+		return nil, errors.Join(errConnLost, err)
+	}
+	return startConn(sc, addr, c.cfg.Clock, c.pushed, c.connClosed, &c.readers), nil
 }
 
 // learn keeps what a HANDSHAKE said of the cluster and its devices.

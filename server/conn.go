@@ -8,12 +8,12 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"larder/protocol"
+	"larder/sock"
 )
 
 // Limits of one connection's output.
@@ -47,8 +47,7 @@ func putOutput(b []byte) {
 // than the server. It implements Peer.
 type conn struct {
 	s      *network
-	c      net.Conn
-	raw    syscall.RawConn
+	c      *sock.Conn
 	client *Client
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -64,18 +63,11 @@ type conn struct {
 	writing bool   // a goroutine is sending
 	closed  bool
 	drained chan struct{} // closed when out is below softOutput again; nil = it is
-
-	// For try, under mu.
-	tryBuf []byte
-	tryN   int
-	tryErr error
-	tryFn  func(fd uintptr) bool
 }
 
-func newConn(s *network, c net.Conn, raw syscall.RawConn) *conn {
-	x := &conn{s: s, c: c, raw: raw}
+func newConn(s *network, c *sock.Conn) *conn {
+	x := &conn{s: s, c: c}
 	x.ctx, x.cancel = context.WithCancel(s.ctx)
-	x.tryFn = x.tryWrite
 	x.client = s.master.NewClient(x)
 	return x
 }
@@ -164,21 +156,11 @@ func (c *conn) n() *Counters { return c.s.counters }
 // try writes as much as the socket takes without waiting, and returns how much that was. Errors are left to the
 // writer, which meets them again. The caller holds mu.
 func (c *conn) try(b []byte) int {
-	c.tryBuf, c.tryN, c.tryErr = b, 0, nil
-	if err := c.raw.Write(c.tryFn); err != nil {
+	n, err := c.c.WriteNow(b)
+	if err != nil {
 		return 0
 	}
-	c.tryBuf = nil
-	return c.tryN
-}
-
-// tryWrite is the callback of try. It always says that it is done, so that nobody waits for the socket.
-func (c *conn) tryWrite(fd uintptr) bool {
-	n, err := unix.Write(int(fd), c.tryBuf)
-	if err == nil {
-		c.tryN = n
-	}
-	return true
+	return n
 }
 
 // startWriter starts the goroutine that sends what waits. The caller holds mu.

@@ -13,6 +13,7 @@ import (
 
 	"larder/internal/freeport"
 	"larder/protocol"
+	"larder/sock"
 )
 
 // followers returns the members that do not lead, once each knows the leader.
@@ -292,7 +293,7 @@ func TestALeaderThatCannotBeReachedIsAskedAgain(t *testing.T) {
 func TestLookupsBeyondTheBoundsAreTurnedAway(t *testing.T) {
 	s := startServer(t, testConfig(t))
 	leadElsewhere(s, "192.0.2.1:1") // answers nobody
-	c := newConn(s.net, nil, nil)
+	c := newConn(s.net, nil)
 	c.closed = true
 	l := &leaderLink{f: s.net.forwarder, wake: make(chan struct{}, 1), first: ^uint32(0) - 5}
 	p := forwarded{c: c, h: protocol.Header{Type: protocol.TypeLookup}}
@@ -339,9 +340,9 @@ func TestAReaderThatWaitsIsWokenWhenTheSocketTakesEverything(t *testing.T) {
 	w := dial(t, "tcp", l.Addr().String())
 	nc, err := l.Accept()
 	require.NoError(t, err)
-	raw, err := nc.(*net.TCPConn).SyscallConn()
+	sc, err := sock.New(nc)
 	require.NoError(t, err)
-	c := newConn(s.net, nc, raw)
+	c := newConn(s.net, sc)
 	defer c.shut()
 	c.Unlock(append(c.Lock(), make([]byte, softOutput+1)...))
 	wait := c.backlog()

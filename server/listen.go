@@ -13,6 +13,7 @@ import (
 
 	"larder/protocol"
 	"larder/raft"
+	"larder/sock"
 )
 
 // acceptPause is how long accepting rests after it failed, as it does when descriptors have run out.
@@ -126,12 +127,7 @@ func (s *network) accept(l net.Listener) {
 
 // add takes in a connection, or refuses it if there are too many.
 func (s *network) add(nc net.Conn) {
-	sc, ok := nc.(syscall.Conn)
-	if !ok {
-		_ = nc.Close() // our listeners make no such connections
-		return
-	}
-	raw, err := sc.SyscallConn()
+	sc, err := sock.New(nc)
 	if err != nil {
 		_ = nc.Close() // it is broken already
 		return
@@ -144,7 +140,7 @@ func (s *network) add(nc net.Conn) {
 		s.refuse(nc)
 		return
 	}
-	c := newConn(s, nc, raw)
+	c := newConn(s, sc)
 	c.distant = protocol.Distant(nc.LocalAddr().String(), nc.RemoteAddr().String())
 	s.conns[c] = struct{}{}
 	s.wg.Add(1)

@@ -44,7 +44,7 @@ func TestRepliesFromBeforeAPauseAreThrownAway(t *testing.T) {
 			other := connOf(t, s)
 			r := newRig(t) // a leader whose clock the test moves, over the node of a other one
 			net := &network{cfg: other.s.cfg, master: r.m, node: other.s.node, counters: other.s.counters, logger: other.s.logger, ctx: other.ctx}
-			x := newConn(net, other.c, other.raw)
+			x := newConn(net, other.c)
 			r.clock.now = c.clock
 			h := protocol.Header{Type: protocol.TypeHeartbeat, Sequence: 77}
 			b, mark := protocol.BeginReply(nil, h)

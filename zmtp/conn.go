@@ -17,7 +17,7 @@ import (
 // Conn is a connection to one peer, after the handshake. Read is for one goroutine, all other methods for any.
 type Conn struct {
 	cfg   Config
-	conn  net.Conn
+	conn  socket
 	r     *bufio.Reader
 	minor byte // of ZMTP 3, that the peer speaks
 	peer  properties
@@ -37,8 +37,14 @@ type Conn struct {
 	once   sync.Once
 }
 
+// socket is what a connection reads and writes: a [sock.Conn].
+type socket interface {
+	net.Conn
+	WriteNow(b []byte) (int, error)
+}
+
 // newConn shakes hands, within the time that the configuration gives.
-func newConn(conn net.Conn, cfg Config) (*Conn, error) {
+func newConn(conn socket, cfg Config) (*Conn, error) {
 	if err := conn.SetDeadline(soon(cfg.HandshakeTimeout)); err != nil {
 		return nil, err
 	}
@@ -261,9 +267,11 @@ func (c *Conn) flush() error {
 
 // send writes whole frames. w is held.
 func (c *Conn) send(b []byte) error {
-	err := c.conn.SetWriteDeadline(soon(c.cfg.WriteTimeout))
-	if err == nil {
-		_, err = c.conn.Write(b)
+	n, err := c.conn.WriteNow(b)
+	if err == nil && n < len(b) {
+		if err = c.conn.SetWriteDeadline(soon(c.cfg.WriteTimeout)); err == nil {
+			_, err = c.conn.Write(b[n:])
+		}
 	}
 	if err == nil {
 		return nil

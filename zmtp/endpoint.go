@@ -6,6 +6,8 @@ import (
 	"net"
 	"strconv"
 	"strings"
+
+	"larder/sock"
 )
 
 // parse splits an endpoint into what package net wants. In one to listen at, * stands for every address, or any free port.
@@ -62,8 +64,13 @@ func Dial(ctx context.Context, endpoint string, cfg Config) (*Conn, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, cfg.HandshakeTimeout)
 	defer cancel()
-	conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+	nc, err := (&net.Dialer{}).DialContext(ctx, network, address)
 	if err != nil {
+		return nil, fmt.Errorf("zmtp: connect to %s: %w", endpoint, err)
+	}
+	conn, err := sock.New(nc)
+	if err != nil {
+		_ = nc.Close() // it is broken already
 		return nil, fmt.Errorf("zmtp: connect to %s: %w", endpoint, err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() }) // the handshake fails then

@@ -18,6 +18,7 @@ type canned struct {
 
 func (c *canned) Read(b []byte) (int, error)       { return c.says.Read(b) }
 func (c *canned) Write(b []byte) (int, error)      { return len(b), nil }
+func (c *canned) WriteNow(b []byte) (int, error)   { return len(b), nil }
 func (c *canned) Close() error                     { return nil }
 func (c *canned) SetDeadline(time.Time) error      { return nil }
 func (c *canned) SetWriteDeadline(time.Time) error { return nil }

@@ -7,6 +7,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"larder/sock"
 )
 
 // Server listens at an endpoint and gives each connection, after its handshake, to a goroutine of its own. A peer that
@@ -98,7 +100,11 @@ func (s *Server) serve(conn net.Conn) {
 		delete(s.conns, conn)
 		s.mu.Unlock()
 	}()
-	c, err := newConn(conn, s.cfg)
+	sc, err := sock.New(conn)
+	if err != nil {
+		return // it is broken already
+	}
+	c, err := newConn(sc, s.cfg)
 	if err != nil {
 		return // the peer sees the connection end, or was told why
 	}

@@ -35,6 +35,7 @@ var order = [][]string{
 	{"transfer"},
 	{"cxl"},
 	{"protocol", "zmtp"},
+	{"sock"},
 }
 
 // forbidden imports beyond the order, by folder, with the reason. Tests are free.
