@@ -62,7 +62,7 @@ func freeCall(c *call) {
 
 // conn is one pipelined connection. Requests of many goroutines are gathered in out and sent by whichever of them
 // finds nobody sending. What comes is read by a goroutine of its own, or by a caller that looks for its answer (see
-// WithSpin), and each reply handed to its call by the sequence number.
+// Spin), and each reply handed to its call by the sequence number.
 type conn struct {
 	nc       socket
 	in       intake
@@ -76,9 +76,8 @@ type conn struct {
 	heard    atomic.Uint64 // frames that came
 	writes   atomic.Uint64 // writes begun and ended: odd while one is going on
 	seen     progress      // the keeper's
-	spinner  spinner
-	packs    atomic.Bool  // compresses large requests: the master reads them so, and they cross a network
-	noLeader atomic.Int64 // when the master began to answer nothing but UNAVAILABLE, 0 if it does not
+	packs    atomic.Bool   // compresses large requests: the master reads them so, and they cross a network
+	noLeader atomic.Int64  // when the master began to answer nothing but UNAVAILABLE, 0 if it does not
 	done     chan struct{}
 
 	mu         sync.Mutex
@@ -147,7 +146,7 @@ func (c *conn) do(ctx context.Context, cl *call) (sent bool, err error) {
 		<-c.room
 		return false, err
 	}
-	c.spinner.wait(ctx, cl.done, c.look, c.clock)
+	spin(ctx, cl.done, c.look, c.clock)
 	if d := ctx.Done(); d != nil {
 		select {
 		case <-cl.done:

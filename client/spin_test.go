@@ -12,10 +12,10 @@ import (
 	"larder/protocol"
 )
 
-// TestSpinner: it looks for answers as long as they come in time.
-func TestSpinner(t *testing.T) {
+// TestSpin: calls look for answers as long as they come in time.
+func TestSpin(t *testing.T) {
 	var now int64
-	var s spinner
+	s := NewSpin(100)
 	done := make(chan struct{}, 1)
 	looks, answer := 0, 0 // by which look it is there
 	clock := func() int64 {
@@ -27,17 +27,15 @@ func TestSpinner(t *testing.T) {
 	}
 	ask := func(comes int) int {
 		looks, answer = 0, comes
-		s.wait(WithSpin(t.Context(), 100), done, func() {}, clock)
+		spin(WithSpin(t.Context(), s), done, func() {}, clock)
 		select {
 		case <-done:
 		default:
 		}
 		return looks
 	}
-	s.wait(t.Context(), done, func() {}, clock)
+	spin(t.Context(), done, func() {}, clock)
 	require.Zero(t, looks, "nobody has asked for it")
-	s.wait(WithSpin(t.Context(), 0), done, func() {}, clock)
-	require.Zero(t, looks)
 	if oneProc {
 		t.Skip("there is one processor")
 	}
@@ -52,6 +50,8 @@ func TestSpinner(t *testing.T) {
 	require.Equal(t, 3, ask(3))
 	require.Equal(t, 12, ask(0))
 	require.Equal(t, 4, ask(4), "one that was late says little")
+	s.busy.Store(true)
+	require.Zero(t, ask(4), "another one is looking")
 }
 
 // TestWithSpin: calls that look for their answers have them, whether these come in that time or later.
@@ -71,7 +71,7 @@ func TestWithSpin(t *testing.T) {
 			_, _ = theirs.Write(protocol.EndFrame((&protocol.SuccessReply{Success: true}).Append(b), mark))
 		}
 	}()
-	ctx := WithSpin(t.Context(), time.Millisecond)
+	ctx := WithSpin(t.Context(), NewSpin(time.Millisecond))
 	for range 4 * spinRest {
 		cl := newCall(protocol.TypeHeartbeat, new(emptyMsg), time.Minute.Nanoseconds())
 		sent, err := c.do(ctx, cl)
@@ -118,7 +118,7 @@ func TestACallerReadsForOthers(t *testing.T) {
 		_, err := c.do(ctx, cl)
 		return err
 	}
-	looking := WithSpin(t.Context(), time.Second)
+	looking := WithSpin(t.Context(), NewSpin(time.Second))
 	for range rounds {
 		other := make(chan error, 1)
 		go func() { other <- ask(t.Context()) }()
