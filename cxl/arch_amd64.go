@@ -1,6 +1,7 @@
 package cxl
 
 import (
+	"encoding/binary"
 	"unsafe"
 
 	"golang.org/x/sys/cpu"
@@ -80,6 +81,20 @@ var sumCopy = func() func(acc *[8]uint64, dst, src unsafe.Pointer, blocks uintpt
 	}
 	return nil
 }()
+
+// streamsOut says that reads gain by stores that go past the caches, which need not fetch the lines that they overwrite. Intel's
+// processors from Ice Lake on do without that themselves when memory is busy ("SpecI2M"), and the lines stay in the caches: on two
+// cores of one, 1 MiB came at 15.8 GB/s through the caches and at 10.8 past them, 64 values of 64 KiB at 12.9 and 10.5. Which
+// those are shows in AVX-512 VBMI2, which came with Ice Lake.
+var streamsOut = !cpu.X86.HasAVX512VBMI2 || !madeBy("GenuineIntel")
+
+// madeBy tells whose processor this is.
+func madeBy(vendor string) bool {
+	_, b, c, d := cpuid(0, 0)
+	name := binary.LittleEndian.AppendUint32(nil, b)
+	name = binary.LittleEndian.AppendUint32(name, d)
+	return string(binary.LittleEndian.AppendUint32(name, c)) == vendor
+}
 
 // streamCopy is the widest copy with non-temporal stores that the CPU has, nil if it has none.
 var streamCopy = func() func(dst, src unsafe.Pointer, n uintptr) {

@@ -37,5 +37,7 @@ func invalidateLines(p unsafe.Pointer, n uintptr) {
 // streamCopy is nil: the runtime's copy already runs at memory bandwidth on arm64, whose stores stream by themselves.
 var streamCopy func(dst, src unsafe.Pointer, n uintptr)
 
+const streamsOut = false
+
 // sumCopy is nil: copies and sums are made one after the other.
 var sumCopy func(acc *[8]uint64, dst, src unsafe.Pointer, blocks uintptr, secret *[192]byte, stream bool)

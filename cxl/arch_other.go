@@ -25,5 +25,7 @@ func invalidateLines(unsafe.Pointer, uintptr) { fullFence() }
 
 var streamCopy func(dst, src unsafe.Pointer, n uintptr)
 
+const streamsOut = false
+
 // sumCopy is nil: copies and sums are made one after the other.
 var sumCopy func(acc *[8]uint64, dst, src unsafe.Pointer, blocks uintptr, secret *[192]byte, stream bool)

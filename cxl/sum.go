@@ -73,6 +73,7 @@ func CopyOutSum(dst, src []byte, stream bool) (sum uint64, err error) {
 		plainCopy(dst, src)
 		return xxh3.Hash(dst), nil
 	}
+	stream = stream && streamsOut
 	sum = copySum(dst, src, dst, stream)
 	if stream {
 		storeFence()
