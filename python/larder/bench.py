@@ -13,11 +13,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import itertools
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 from typing import Any
@@ -31,8 +32,8 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # How many bytes of values a round puts into the pool at most.
 _ROUND = 8 << 20
 
-# How often each value of a round is read, how many seconds a turn of the Go client takes, and how many writing a round may take.
-_AGAIN, _TURN, _ENOUGH = 8, 0.05, 60
+# How many seconds a client reads for in a round, the same values again and again, and how many seconds writing may take.
+_TURN, _ENOUGH = 0.05, 60.0
 
 # How many calls are under way at a time where asyncio and threads are compared.
 _AT_ONCE = 64
@@ -79,10 +80,14 @@ def size_of(text: str) -> int:
     return int(text if unit == 1 else text[:-1]) * unit
 
 
-def _timed(calls: Sequence[Callable[[], Any]]) -> list[float]:
-    took = []
+def _timed(calls: Iterable[Callable[[], Any]], seconds: float) -> list[float]:
+    """How long each call takes, of those that begin within some time."""
+    took: list[float] = []
+    until = time.perf_counter() + seconds
     for call in calls:
         began = time.perf_counter()
+        if took and began >= until:
+            break
         call()
         took.append(time.perf_counter() - began)
     return took
@@ -110,8 +115,14 @@ class Bench:
     def _figure(self, what: str, who: str) -> Figure:
         return self.figures.setdefault(what, {}).setdefault(who, Figure())
 
-    def _python(self, what: str, calls: Sequence[Callable[[], Any]]) -> None:
-        self._figure(what, "python").timed(_timed(calls))
+    def _python(self, what: str, calls: Iterable[Callable[[], Any]], seconds: float = _TURN) -> None:
+        self._figure(what, "python").timed(_timed(calls, seconds))
+
+    def _in_turns(self, *turns: Callable[[], None]) -> None:
+        """Take turns, another one first in each round: the first ones find other caches, and less to reuse."""
+        at = self.rounds % len(turns)
+        for turn in turns[at:] + turns[:at]:
+            turn()
 
     def values(self) -> None:
         """A round of put and get, of both clients."""
@@ -121,21 +132,24 @@ class Bench:
         theirs = f"{self.tag}/go/{self.rounds}/"
         value, into = bytearray(self.size), bytearray(self.size)
         put = [functools.partial(client.put, key, value) for key in ours]
-        if self.rounds % 2:
-            self._python("put", put)
-        self._go("put", theirs, n, _ENOUGH)
-        if not self.rounds % 2:
-            self._python("put", put)
-        self._go("get", theirs, n, _TURN)
-        self._python("get", [functools.partial(client.get_into, key, into) for key in ours] * _AGAIN)
-        self._python("get of new bytes", [functools.partial(client.get, key) for key in ours] * _AGAIN)
+        get_into = [functools.partial(client.get_into, key, into) for key in ours]
+        get = [functools.partial(client.get, key) for key in ours]
+        self._in_turns(
+            lambda: self._python("put", put, _ENOUGH),
+            lambda: self._go("put", theirs, n, _ENOUGH),
+        )
+        self._in_turns(
+            lambda: self._go("get", theirs, n, _TURN),
+            lambda: self._python("get", itertools.cycle(get_into)),
+            lambda: self._python("get of new bytes", itertools.cycle(get)),
+        )
         client.delete_batch(ours + [f"{theirs}{i}" for i in range(n)])
 
     def exists(self) -> None:
         """A round of batched EXISTS."""
         keys = [f"{self.tag}/{i}" for i in range(1000)]
         self._go("exists", f"{self.tag}/", 1000, _TURN)
-        self._python("exists of 1,000", [lambda: self.client.exists_batch(keys)] * 50)
+        self._python("exists of 1,000", itertools.repeat(lambda: self.client.exists_batch(keys)))
 
     def run(self) -> None:
         """All rounds."""
