@@ -10,6 +10,7 @@ import (
 
 	"larder/cxl"
 	"larder/protocol"
+	"larder/sock"
 )
 
 // connOf returns the server's end of a client's connection.
@@ -44,7 +45,9 @@ func TestRepliesFromBeforeAPauseAreThrownAway(t *testing.T) {
 			other := connOf(t, s)
 			r := newRig(t) // a leader whose clock the test moves, over the node of a other one
 			net := &network{cfg: other.s.cfg, master: r.m, node: other.s.node, counters: other.s.counters, logger: other.s.logger, ctx: other.ctx}
-			x := newConn(net, other.c)
+			own, err := sock.New(other.c.Conn) // what is written into is one goroutine's, and other may not be done with its last reply
+			require.NoError(t, err)
+			x := newConn(net, own)
 			r.clock.now = c.clock
 			h := protocol.Header{Type: protocol.TypeHeartbeat, Sequence: 77}
 			b, mark := protocol.BeginReply(nil, h)
