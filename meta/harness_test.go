@@ -179,8 +179,10 @@ func (m *Machine) describe() []string {
 			line(n)
 		}
 	}
-	for _, k := range m.maru.keys {
-		line(k)
+	for s := range m.maru.end {
+		if k := m.maruAt(s); k != nil {
+			out = append(out, fmt.Sprintf("%q %q", m.appendMaruKey(nil, k), m.appendMaruValue(nil, s)))
+		}
 	}
 	for s := range m.table.end {
 		if x := m.table.at(s); x.birth != 0 {

@@ -44,7 +44,7 @@ type Machine struct {
 	stale   []record // objects changed since their sums were computed
 	pending []record // objects changed since the last flush
 	parts   []*partition
-	edits   []edit // of pages of policy state, for the next flush, in order
+	edits   []edit // of pages of policy state and of Maru's keys that are gone, for the next flush, in order
 	dirty   dirtySlots
 	scratch []byte
 	loading bool
@@ -79,7 +79,7 @@ func newMachine() *Machine {
 		devices: map[DeviceID]*device{}, regions: map[RegionID]*region{}, sessions: map[SessionID]*session{},
 		openOf: map[string]SessionID{}, contexts: map[ContextID]*contextRecord{}, contextIDs: map[Context]ContextID{},
 		tenants: map[string]*tenant{}, pinsOf: map[Slot][]*pin{}, tasks: map[TaskID]*task{}, tasked: map[Slot]TaskID{},
-		maru:     maruTable{keys: map[string]*maruKey{}},
+		maru:     newMaruTable(),
 		settings: DefaultSettings(),
 	}
 	m.prefixSeed = maphash.Comparable(m.table.seed, 0)

@@ -1,7 +1,6 @@
 package meta
 
 import (
-	"cmp"
 	"encoding/binary"
 	"math/bits"
 	"slices"
@@ -122,99 +121,21 @@ func (s *MaruSum) Int() (MaruInt, bool) {
 	return MaruInt{}, false
 }
 
-// maruKey is one key of Maru's.
-type maruKey struct {
-	object
-	key                    string
-	region, offset, length MaruInt
-	birth                  uint64 // in order of registration, of which there is one with entries
-	pins                   uint64
-	at                     *region // nil: it was not there
-	prev, next             *maruKey
-}
-
-// maruTable is all of Maru's keys.
-type maruTable struct {
-	keys  map[string]*maruKey
-	bytes uint64  // of the keys themselves
-	size  MaruSum // of what they name
-}
-
-// maruList is the keys of a region, the oldest first.
-type maruList struct {
-	first, last *maruKey
-	size        MaruSum
-}
-
 // marus reports whether keys may hang on a region: it is of an instance without an end, as those of Maru's clients are. In
 // the regions of other clients, which know nothing of such keys, they would name bytes that their owners replace.
 func (r *region) marus() bool { return r.sound() && r.owner != nil && r.owner.ttlMS == 0 }
 
-// find returns a key whose bytes are there. One whose device has lost them is as good as gone.
-func (t *maruTable) find(key []byte) *maruKey {
-	k := t.keys[string(key)]
-	if k == nil || k.at != nil && !k.at.sound() {
-		return nil
-	}
-	return k
-}
-
-// found is where a key lies, for those who ask.
-func (k *maruKey) found() MaruFound {
-	if k == nil || k.at == nil || !k.at.served() {
+// foundMaru is where the key of a slot lies, for those who ask.
+func (m *Machine) foundMaru(s Slot) MaruFound {
+	if s == 0 {
 		return MaruFound{}
 	}
-	return MaruFound{k.at.id, k.at.epoch, k.offset, k.length}
-}
-
-// addMaru enters a key, behind all others of its region.
-func (m *Machine) addMaru(k *maruKey) {
-	m.maru.keys[k.key] = k
-	m.maru.bytes += uint64(len(k.key))
-	m.maru.size.add(k.length, false)
-	r := k.at
-	if r == nil {
-		return
+	r := m.maruRegion(m.maru.at(s))
+	if r == nil || !r.served() {
+		return MaruFound{}
 	}
-	r.live++
-	if k.pins > 0 {
-		r.pinned++
-	}
-	r.maru.size.add(k.length, false)
-	if k.prev = r.maru.last; k.prev == nil {
-		r.maru.first = k
-	} else {
-		k.prev.next = k
-	}
-	r.maru.last = k
-}
-
-// dropMaru removes a key. Its region is left as it is, were it empty.
-func (m *Machine) dropMaru(k *maruKey) {
-	delete(m.maru.keys, k.key)
-	m.maru.bytes -= uint64(len(k.key))
-	m.maru.size.add(k.length, true)
-	m.gone(k)
-	r := k.at
-	if r == nil {
-		return
-	}
-	r.live--
-	if k.pins > 0 {
-		r.pinned--
-	}
-	r.maru.size.add(k.length, true)
-	if k.prev == nil {
-		r.maru.first = k.next
-	} else {
-		k.prev.next = k.next
-	}
-	if k.next == nil {
-		r.maru.last = k.prev
-	} else {
-		k.next.prev = k.prev
-	}
-	k.at, k.prev, k.next = nil, nil, nil
+	_, offset, length := m.maru.location(s)
+	return MaruFound{r.id, r.epoch, offset, length}
 }
 
 func (m *Machine) applyMaru(c *Maru, out *Results) {
@@ -236,13 +157,13 @@ func (m *Machine) applyMaru(c *Maru, out *Results) {
 	case MaruDelete, MaruPin, MaruUnpin, MaruExists:
 		stopped := false
 		for _, key := range c.Keys {
-			ok := !stopped && m.maruKeyed(c.Op, m.maru.find(key))
+			ok := !stopped && m.maruKeyed(c.Op, m.findMaru(key))
 			stopped = stopped || c.Strict && !ok
 			out.bool(ok)
 		}
 	case MaruLookup:
 		for _, key := range c.Keys {
-			f := m.maru.find(key).found()
+			f := m.foundMaru(m.findMaru(key))
 			out.uvarint(uint64(f.Region))
 			if f.Region != 0 {
 				out.uvarint(f.Epoch)
@@ -266,29 +187,29 @@ func (m *Machine) maruRegister(c *Maru, out *Results) {
 		}
 		size += uint64(n)
 	}
-	if len(m.maru.keys)+len(c.Entries) > MaxMaruKeys || size > MaxMaruKeysBytes {
+	if m.maru.count+len(c.Entries) > MaxMaruKeys || size > MaxMaruKeysBytes {
 		out.fail(protocol.CodeLimit)
 		return
 	}
 	for i := range c.Entries {
 		e := &c.Entries[i]
-		if k := m.maru.find(e.Key); k != nil {
-			out.bool(c.Again && k.lies(e))
+		s := m.maru.find(e.Key)
+		if m.maruThere(s) {
+			out.bool(c.Again && m.maruLies(s, e))
 			continue
 		}
 		out.bool(true)
-		if lost := m.maru.keys[string(e.Key)]; lost != nil {
-			r := lost.at
-			m.dropMaru(lost)
-			m.emptied(r)
+		if s != 0 {
+			m.emptied(m.dropMaru(s)) // its bytes are lost
 		}
 		m.head.births++
-		k := &maruKey{key: string(e.Key), region: e.Region, offset: e.Offset, length: e.Length, birth: m.head.births}
-		if r := m.regions[RegionID(e.Region.Abs)]; r != nil && !e.Region.Neg && e.Region.Raw == "" && r.marus() {
-			k.at = r
+		r := m.regions[RegionID(e.Region.Abs)]
+		if r != nil && (e.Region.Neg || e.Region.Raw != "" || !r.marus()) {
+			r = nil
 		}
-		m.addMaru(k)
-		m.changed(k)
+		s = m.addMaru(e, m.head.births, 0, r)
+		m.hangMaru(s)
+		m.maru.mark(s)
 	}
 }
 
@@ -296,52 +217,50 @@ func (m *Machine) maruRegister(c *Maru, out *Results) {
 func (m *Machine) maruUndo(c *Maru, out *Results) {
 	for i := range c.Entries {
 		e := &c.Entries[i]
-		k := m.maru.find(e.Key)
-		there := k.lies(e)
+		s := m.findMaru(e.Key)
+		there := m.maruLies(s, e)
 		if there {
-			r := k.at
-			m.dropMaru(k)
-			if r != nil {
-				m.emptied(r)
-			}
+			m.deleteMaru(s)
 		}
 		out.bool(there)
 	}
 }
 
-// lies reports whether a key lies just where an entry says.
-func (k *maruKey) lies(e *MaruEntry) bool {
-	return k != nil && k.region == e.Region && k.offset == e.Offset && k.length == e.Length
-}
-
-// maruKeyed carries out an operation on one key that is there, or is nil.
-func (m *Machine) maruKeyed(op MaruOp, k *maruKey) bool {
-	if k == nil {
+// maruLies reports whether the key of a slot lies just where an entry says.
+func (m *Machine) maruLies(s Slot, e *MaruEntry) bool {
+	if s == 0 {
 		return false
 	}
+	region, offset, length := m.maru.location(s)
+	return region == e.Region && offset == e.Offset && length == e.Length
+}
+
+// deleteMaru removes a key. Its region goes too if its owner has returned it, and it has waited for that.
+func (m *Machine) deleteMaru(s Slot) {
+	if r := m.dropMaru(s); r != nil {
+		m.emptied(r)
+	}
+}
+
+// maruKeyed carries out an operation on the key of a slot, which may be 0.
+func (m *Machine) maruKeyed(op MaruOp, s Slot) bool {
+	if s == 0 {
+		return false
+	}
+	pins := m.maru.at(s).pins
 	switch op {
 	case MaruDelete:
-		if k.pins > 0 {
+		if pins > 0 {
 			return false
 		}
-		r := k.at
-		m.dropMaru(k)
-		if r != nil {
-			m.emptied(r) // it has waited for that, if its owner has returned it
-		}
+		m.deleteMaru(s)
 	case MaruPin:
-		if k.pins++; k.pins == 1 && k.at != nil {
-			k.at.pinned++
-		}
-		m.changed(k)
+		m.pinMaru(s, pins+1)
 	case MaruUnpin:
-		if k.pins == 0 {
+		if pins == 0 {
 			return false
 		}
-		if k.pins--; k.pins == 0 && k.at != nil {
-			k.at.pinned--
-		}
-		m.changed(k)
+		m.pinMaru(s, pins-1)
 	default: // it is there
 	}
 	return true
@@ -369,30 +288,20 @@ func (m *Machine) maruReturn(c *Maru) bool {
 	return true
 }
 
-// emptyMaru removes up to limit of the keys of a region, the oldest first, and returns how many.
-func (m *Machine) emptyMaru(r *region, limit int) int {
-	n := 0
-	for ; n < limit && r.maru.first != nil; n++ {
-		m.dropMaru(r.maru.first)
-		m.stats.Removed[ReasonTaken]++
-	}
-	return n
-}
-
 // MaruLookup returns where a key of Maru's lies.
-func (m *Machine) MaruLookup(key []byte) MaruFound { return m.maru.find(key).found() }
+func (m *Machine) MaruLookup(key []byte) MaruFound { return m.foundMaru(m.findMaru(key)) }
 
 // MaruIn reports whether keys of Maru's lie in a region.
 func (m *Machine) MaruIn(id RegionID) bool {
 	r := m.regions[id]
-	return r != nil && r.maru.first != nil
+	return r != nil && r.maru.first != 0
 }
 
 // MaruExists reports whether a key of Maru's is there, be it in a region that never was.
-func (m *Machine) MaruExists(key []byte) bool { return m.maru.find(key) != nil }
+func (m *Machine) MaruExists(key []byte) bool { return m.findMaru(key) != 0 }
 
 // MaruTotal returns how many keys of Maru's there are, and the sum of their lengths.
-func (m *Machine) MaruTotal() (keys int, size MaruSum) { return len(m.maru.keys), m.maru.size }
+func (m *Machine) MaruTotal() (keys int, size MaruSum) { return m.maru.count, m.maru.size }
 
 // MaruUsed returns the sum of the lengths of Maru's keys in a region.
 func (m *Machine) MaruUsed(id RegionID) MaruSum {
@@ -522,45 +431,3 @@ func (c *Maru) decode(d *decoder) {
 
 // Kind implements Command.
 func (*Maru) Kind() Kind { return KindMaru }
-
-func (k *maruKey) appendKey(b []byte) []byte { return append(append(b, recMaru), k.key...) }
-
-func (k *maruKey) appendValue(b []byte) []byte {
-	b = appendMaruInts(b, k.region, k.offset, k.length)
-	b = binary.AppendUvarint(binary.AppendUvarint(b, k.birth), k.pins)
-	return appendBool(b, k.at != nil)
-}
-
-// load reads a key; its region is left to the caller, by its number.
-func (k *maruKey) load(key, value *decoder) {
-	k.key, key.b = string(key.b), nil
-	decodeMaruInts(value, &k.region, &k.offset, &k.length)
-	k.birth, k.pins = value.uvarint(), value.uvarint()
-	if value.bool() {
-		k.at = &region{id: RegionID(k.region.Abs)}
-	}
-}
-
-// loadMaru reads Maru's keys, and has those of each region follow each other as they were registered.
-func (m *Machine) loadMaru(store Store) error {
-	var keys []*maruKey
-	if err := scan(m, store, recMaru, func() *maruKey { return &maruKey{} }, func(k *maruKey) error {
-		if k.at != nil {
-			if k.at = m.regions[k.at.id]; k.at == nil || k.region.Neg || k.region.Raw != "" {
-				return ErrCorrupt
-			}
-		}
-		if len(k.key) > MaxMaruKeyBytes || k.birth == 0 || k.birth > m.head.births {
-			return ErrCorrupt
-		}
-		keys = append(keys, k)
-		return nil
-	}); err != nil {
-		return err
-	}
-	slices.SortFunc(keys, func(a, b *maruKey) int { return cmp.Compare(a.birth, b.birth) })
-	for _, k := range keys {
-		m.addMaru(k)
-	}
-	return nil
-}

@@ -8,43 +8,72 @@ import (
 	"larder/protocol"
 )
 
+// maruAt returns the key of a slot, nil if it is free.
+func (m *Machine) maruAt(s Slot) *maruKey {
+	if s == 0 || m.maru.at(s).birth == 0 {
+		return nil
+	}
+	return m.maru.at(s)
+}
+
 // checkMaru verifies the list of Maru's keys that a region has, and counts them and those that are pinned.
 func (p *pool) checkMaru(r *region) (keys, pinned uint32) {
 	var size MaruSum
-	last, birth := (*maruKey)(nil), uint64(0)
-	for k := r.maru.first; k != nil; k = k.next {
-		require.Same(p.tb, r, k.at)
-		require.Equal(p.tb, MaruInt{Abs: uint64(r.id)}, k.region)
-		require.Same(p.tb, k, p.m.maru.keys[k.key])
-		require.Same(p.tb, last, k.prev)
+	t := &p.m.maru
+	last, birth := Slot(0), uint64(0)
+	for s := r.maru.first; s != 0; s = t.at(s).next {
+		k := p.m.maruAt(s)
+		require.NotNil(p.tb, k)
+		require.Same(p.tb, r, p.m.maruRegion(k))
+		region, _, length := t.location(s)
+		require.Equal(p.tb, MaruInt{Abs: uint64(r.id)}, region)
+		require.Equal(p.tb, s, t.find(t.key(k)))
+		require.Equal(p.tb, last, k.prev)
 		require.Greater(p.tb, k.birth, birth, "the oldest come first")
-		last, birth = k, k.birth
-		size.Add(k.length)
+		last, birth = s, k.birth
+		size.Add(length)
 		keys++
 		if k.pins > 0 {
 			pinned++
 		}
 	}
-	require.Same(p.tb, last, r.maru.last)
+	require.Equal(p.tb, last, r.maru.last)
 	require.Equal(p.tb, size, r.maru.size)
 	return keys, pinned
 }
 
-// checkMaruKeys verifies what is counted of all of Maru's keys.
+// checkMaruKeys verifies what is counted of all of Maru's keys, and that each is found.
 func (p *pool) checkMaruKeys() {
 	var size MaruSum
-	n := uint64(0)
-	for key, k := range p.m.maru.keys {
-		require.Equal(p.tb, key, k.key)
-		n += uint64(len(key))
-		size.Add(k.length)
-		if k.at != nil {
-			require.Same(p.tb, p.m.regions[k.at.id], k.at)
+	n, count, odd := uint64(0), 0, 0
+	t := &p.m.maru
+	for s := range t.end {
+		k := p.m.maruAt(s)
+		if k == nil {
+			continue
+		}
+		require.Equal(p.tb, s, t.find(t.key(k)))
+		count++
+		n += uint64(len(t.key(k)))
+		_, _, length := t.location(s)
+		size.Add(length)
+		if k.has(maruOdd) {
+			odd++
+		}
+		if r := p.m.maruRegion(k); r != nil {
+			require.Same(p.tb, p.m.regions[r.id], r)
 		}
 	}
-	require.Equal(p.tb, n, p.m.maru.bytes)
+	free := 0
+	for s := t.free; s != 0; s = t.at(s).same {
+		require.Nil(p.tb, p.m.maruAt(s))
+		free++
+	}
+	require.Equal(p.tb, int(t.end)-1, count+free)
+	require.Equal(p.tb, n, t.bytes)
+	require.Len(p.tb, t.odd, odd)
 	keys, of := p.m.MaruTotal()
-	require.Equal(p.tb, len(p.m.maru.keys), keys)
+	require.Equal(p.tb, count, keys)
 	require.Equal(p.tb, size, of)
 }
 

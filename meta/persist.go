@@ -86,7 +86,7 @@ func (m *Machine) markOrder(s Slot) {
 
 // DirtyLen returns how many records the next flush writes, about.
 func (m *Machine) DirtyLen() int {
-	return len(m.dirty.entries) + len(m.dirty.orders) + len(m.stale) + len(m.pending)
+	return len(m.dirty.entries) + len(m.dirty.orders) + len(m.stale) + len(m.pending) + len(m.edits) + len(m.maru.dirty)
 }
 
 // Flush puts everything that has changed since the last flush into b, with the applied index, which it returns. It
@@ -115,6 +115,7 @@ func (m *Machine) Flush(b Batch) uint64 {
 		}
 	}
 	m.edits = nil
+	m.flushMaru(b, key, value)
 	for _, s := range m.dirty.entries {
 		m.dirty.entryBits[s/64] &^= 1 << (s % 64)
 		key = binary.BigEndian.AppendUint32(append(key[:0], recEntry), s)
