@@ -79,7 +79,6 @@ const maruStart = 30 * time.Second
 type maruServer struct {
 	name    string
 	address string
-	async   bool // it is measured in async mode only
 	region  uint64
 	cmd     *exec.Cmd
 	log     string // file with what it says
@@ -98,20 +97,11 @@ func Maru(ctx context.Context, cfg MaruConfig) (report *MaruReport, err error) {
 	if report.SyncMicros, err = syncTime(filepath.Join(cfg.Dir, "sync"), cfg.Time); err != nil {
 		return report, err
 	}
-	servers, err := startMaru(ctx, &cfg)
-	defer func() {
-		for _, s := range servers {
-			s.stop()
-		}
-	}()
-	if err != nil {
-		return report, err
-	}
 	for _, f := range maruFigures(&cfg) {
 		if cfg.Progress != nil {
 			cfg.Progress(f.String())
 		}
-		row, err := f.compare(ctx, servers)
+		row, err := f.alone(ctx, cfg)
 		if err != nil {
 			return report, fmt.Errorf("%v: %w", &f, err)
 		}
@@ -160,15 +150,31 @@ func (f *maruFigure) String() string {
 	return fmt.Sprintf("%s/%s, clients: %d", f.mode.name, f.op.name, f.clients)
 }
 
+// alone measures servers of the figure's own: the keys that one registers more than another in the same time stay there, and would
+// be at its expense in all that follows.
+func (f *maruFigure) alone(ctx context.Context, cfg MaruConfig) (row MaruRow, err error) {
+	if cfg.Dir, err = os.MkdirTemp(cfg.Dir, "figure-"); err != nil {
+		return row, fmt.Errorf("bench: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(cfg.Dir)) }()
+	servers, err := startMaru(ctx, &cfg, f.mode)
+	defer func() {
+		for _, s := range servers {
+			s.stop()
+		}
+	}()
+	if err != nil {
+		return row, err
+	}
+	return f.compare(ctx, servers)
+}
+
 // compare measures servers, the first of which is Larder's, in turns: a machine that others use is not the same for long.
 func (f *maruFigure) compare(ctx context.Context, servers []*maruServer) (MaruRow, error) {
 	row := MaruRow{Mode: f.mode.name, Op: f.op.name, Clients: f.clients}
 	turns := make([][]MaruSpeed, len(servers))
 	for range f.rounds {
 		for i, s := range servers {
-			if s.async && f.mode.depth == 1 {
-				continue
-			}
 			speed, err := f.measure(ctx, s)
 			if err != nil {
 				return row, fmt.Errorf("%s: %w", s.name, err)
@@ -178,9 +184,6 @@ func (f *maruFigure) compare(ctx context.Context, servers []*maruServer) (MaruRo
 	}
 	row.Larder = medianTurn(turns[0])
 	for _, t := range turns[1:] {
-		if len(t) == 0 {
-			continue
-		}
 		if m := medianTurn(t); m.Requests > row.Maru.Requests {
 			row.Maru = m
 		}
@@ -217,8 +220,8 @@ func (f *maruFigure) measure(ctx context.Context, s *maruServer) (speed MaruSpee
 	}, nil
 }
 
-// startMaru starts Larder first, and Maru's servers with it as their resource manager.
-func startMaru(ctx context.Context, cfg *MaruConfig) (servers []*maruServer, err error) {
+// startMaru starts Larder first, and with it as their resource manager those servers of Maru's that are measured in a mode.
+func startMaru(ctx context.Context, cfg *MaruConfig, mode maruMode) (servers []*maruServer, err error) {
 	var at [4]string
 	for i := range at {
 		if at[i], err = freeport.Addr(); err != nil {
@@ -239,8 +242,11 @@ func startMaru(ctx context.Context, cfg *MaruConfig) (servers []*maruServer, err
 	host, port, _ := net.SplitHostPort(at[1])
 	begin(&maruServer{name: "maru-server", address: at[1]}, cfg.Python, "-m", "maru_server",
 		"--host", host, "--port", port, "--rm-address", rm, "--log-level", "ERROR")
+	if mode.depth == 1 {
+		return servers, err
+	}
 	host, port, _ = net.SplitHostPort(at[2])
-	begin(&maruServer{name: "RpcAsyncServer", address: at[2], async: true}, cfg.Python, "-c", fmt.Sprintf(
+	begin(&maruServer{name: "RpcAsyncServer", address: at[2]}, cfg.Python, "-c", fmt.Sprintf(
 		"from maru_server.rpc_async_server import RpcAsyncServer as S; from maru_server.server import MaruServer as M; "+
 			"S(M(rm_address=%q), host=%q, port=%s).start()", rm, host, port))
 	return servers, err

@@ -1,8 +1,8 @@
 package bench
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -80,13 +80,15 @@ func driveAll(
 	})
 }
 
-// together runs n clients at once, each until end or a little later, and sums up what they did.
+// together runs n clients at once, each until end or a little later, and sums up what they did. Of errors it tells the first, and
+// how many clients failed: most have the same.
 func together(n int, each time.Duration, client func(i int, end time.Time) (*outcome, error)) (*outcome, error) {
 	var (
 		wg    sync.WaitGroup
 		mu    sync.Mutex
 		total outcome
-		errs  []error
+		first error
+		wrong int
 	)
 	begin := time.Now()
 	for i := range n {
@@ -97,14 +99,18 @@ func together(n int, each time.Duration, client func(i int, end time.Time) (*out
 			total.requests += o.requests
 			total.latency = append(total.latency, o.latency...)
 			if err != nil {
-				errs = append(errs, err)
+				wrong++
+				first = cmp.Or(first, err)
 			}
 		})
 	}
 	wg.Wait()
 	total.elapsed = time.Since(begin)
 	slices.Sort(total.latency)
-	return &total, errors.Join(errs...)
+	if first != nil && n > 1 {
+		first = fmt.Errorf("%d of %d clients: %w", wrong, n, first)
+	}
+	return &total, first
 }
 
 // drive is a client in one goroutine: it writes as many requests as replies that a read brought, so that bursts stay
