@@ -26,6 +26,7 @@ from typing import Any
 from . import _storage
 from .aio import AsyncClient
 from .client import Client
+from .errors import LarderError
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -77,7 +78,10 @@ class Figure:
 def size_of(text: str) -> int:
     """A number of bytes, such as 64K or 1M."""
     unit = _UNITS.get(text[-1:].upper(), 1)
-    return int(text if unit == 1 else text[:-1]) * unit
+    size = int(text if unit == 1 else text[:-1]) * unit
+    if size <= 0:
+        raise argparse.ArgumentTypeError(f"a value of {size} bytes: at least 1")
+    return size
 
 
 def _timed(calls: Iterable[Callable[[], Any]], seconds: float) -> list[float]:
@@ -218,6 +222,20 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """A run of the benchmark as the command line has it."""
+    with Client(options.masters, tenant=options.tenant, checksums=options.checksums) as client:
+        bench = Bench(client, options.size, options.time)
+        if options.main_thread:
+            bench.run()
+        else:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(bench.run).result()
+        report = bench.report()
+        report["at_once"] = bench.at_once(options.masters, options.tenant)
+    return report
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m larder.bench", description="Measure the client of a pool, beside the Go client.")
@@ -229,15 +247,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--main-thread", action="store_true", help="call from the main thread, which looks for signals, not from another")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
-    with Client(options.masters, tenant=options.tenant, checksums=options.checksums) as client:
-        bench = Bench(client, options.size, options.time)
-        if options.main_thread:
-            bench.run()
-        else:
-            with ThreadPoolExecutor(1) as pool:
-                pool.submit(bench.run).result()
-        report = bench.report()
-        report["at_once"] = bench.at_once(options.masters, options.tenant)
+    try:
+        report = measure(options)
+    except LarderError as e:
+        print(f"larder.bench: {e}", file=sys.stderr)
+        return 1
     print(json.dumps(report, indent=2) if options.json else table(report))
     return 0
 

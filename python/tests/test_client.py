@@ -621,6 +621,22 @@ class Bench(Pool):
         self.assertRegex(bench.table(report), r"(?m)^put .* us .* us .* GiB/s .*%$")
         self.assertEqual(list(self.client.list_keys("larder-bench/")), [], "it removes what it stores")
 
+    def test_what_is_wrong_is_said_in_a_line(self):
+        for arguments, status, says in [
+            (["unix:/nowhere"], 1, r"larder\.bench: .*/nowhere.*\n$"),
+            ([self.server.address, "--size=80M", "--time=0.1"], 1, r"larder\.bench: .*\n$"),
+            ([self.server.address, "--size=0"], 2, r"--size: a value of 0 bytes: at least 1\n$"),
+            ([self.server.address, "--size=1x"], 2, r"--size: invalid .* value: '1x'\n$"),
+        ]:
+            err = io.StringIO()
+            with self.subTest(arguments=arguments), contextlib.redirect_stderr(err):
+                try:
+                    got = bench.main(arguments)
+                except SystemExit as e:
+                    got = e.code
+                self.assertEqual(got, status)
+                self.assertRegex(err.getvalue(), says)
+
 
 class Eviction(unittest.TestCase):
     def test_regions_that_are_lost_are_told(self):
