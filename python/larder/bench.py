@@ -224,7 +224,7 @@ def table(report: dict[str, Any]) -> str:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """A run of the benchmark as the command line has it."""
-    with Client(options.masters, tenant=options.tenant, checksums=options.checksums) as client:
+    with Client(options.masters, tenant=options.tenant, checksums=options.checksums, timeout=options.timeout) as client:
         bench = Bench(client, options.size, options.time)
         if options.main_thread:
             bench.run()
@@ -242,6 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("masters", nargs="+", help="addresses of masters, host:port or unix:/path")
     parser.add_argument("--size", type=size_of, default=1 << 20, help="of a value, such as 64K (default 1M)")
     parser.add_argument("--time", type=float, default=5, help="seconds to measure for (default 5)")
+    parser.add_argument("--timeout", type=float, default=30, help="seconds that a call may take, and finding a master (default 30)")
     parser.add_argument("--tenant", default="default", help="whose entries to write (default: default)")
     parser.add_argument("--checksums", action="store_true", help="store checksums, and verify them")
     parser.add_argument("--main-thread", action="store_true", help="call from the main thread, which looks for signals, not from another")

@@ -623,7 +623,7 @@ class Bench(Pool):
 
     def test_what_is_wrong_is_said(self):
         for arguments, status, says in [
-            (["unix:/nowhere"], 1, r"(?s)^larder\.bench: .*/nowhere"),
+            (["unix:/nowhere", "--timeout=0.5"], 1, r"(?s)^larder\.bench: .*/nowhere"),
             ([self.server.address, "--size=80M", "--time=0.1"], 1, r"larder\.bench: .*\n$"),
             ([self.server.address, "--size=0"], 2, r"--size: a value of 0 bytes: at least 1\n$"),
             ([self.server.address, "--size=1x"], 2, r"--size: invalid .* value: '1x'\n$"),
