@@ -84,7 +84,13 @@ func (d *maruDoor) Left(c *maru.Client) {
 
 // Read implements maru.Index.
 func (d *maruDoor) Read(q *maru.Request, b []byte) ([]byte, maru.Outcome) {
-	m := d.s.master
+	return d.s.master.ReadMaru(q, &d.s.maru.Stats, b)
+}
+
+// ReadMaru appends the reply's payload to a request of Maru's that changes nothing, from the index as it is now; statistics
+// are those that this member has kept. What it says holds if this member led until after it was read. It may be called
+// concurrently.
+func (m *Master) ReadMaru(q *maru.Request, statistics *maru.Stats, b []byte) ([]byte, maru.Outcome) {
 	m.state.RLock()
 	defer m.state.RUnlock()
 	ok := true
@@ -106,7 +112,7 @@ func (d *maruDoor) Read(q *maru.Request, b []byte) ([]byte, maru.Outcome) {
 		b, ok = maru.AppendUsage(b, rows, st.PoolBytes, st.FreeBytes+draining)
 	case maru.GetStats:
 		t := m.maruTotals()
-		b, ok = maru.AppendTotals(b, &t, &d.s.maru.Stats)
+		b, ok = maru.AppendTotals(b, &t, statistics)
 	default:
 		return b, maru.Failed
 	}

@@ -14,7 +14,13 @@ import (
 func (d *maruDoor) Log(
 	q *maru.Request, again bool, within time.Duration, done func(o maru.Outcome, reply func(b []byte) []byte),
 ) {
-	m := d.s.master
+	d.s.master.LogMaru(q, again, within, done)
+}
+
+// LogMaru is what maru.Index says of Log.
+func (m *Master) LogMaru(
+	q *maru.Request, again bool, within time.Duration, done func(o maru.Outcome, reply func(b []byte) []byte),
+) {
 	cmd := q.Command()
 	switch {
 	case within <= 0:
