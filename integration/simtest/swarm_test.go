@@ -46,7 +46,7 @@ func TestSwarm(t *testing.T) {
 		}
 	}
 	if deadline, ok := t.Deadline(); ok {
-		w.until = deadline.Add(-w.options(0).limit())
+		w.until = deadline.Add(-min(w.options(0).limit(), time.Until(deadline)/2)) // a stuck run is to be told of before that
 	}
 	_, bad := parseClasses(*flagFaults)
 	require.Empty(t, bad, "no such class of faults")
