@@ -65,6 +65,8 @@ type coverage struct {
 	Fences           uint64            `json:"fences"`
 	NamesTold        uint64            `json:"changes_of_names_told"`
 	NamesCompacted   uint64            `json:"watches_of_names_begun_anew"`
+	MaruReads        uint64            `json:"maru_lookups_compared"`
+	MaruLate         uint64            `json:"maru_registered_late"`
 }
 
 func newCoverage() *coverage {
@@ -119,7 +121,7 @@ func (v *coverage) fields() []*uint64 {
 		&v.Phases[3], &v.Sessions, &v.SessionsLost, &v.Resumed, &v.Suspended, &v.Disowned, &v.Retries, &v.Unknown,
 		&v.Revokes, &v.Freed, &v.ViewsGood, &v.ViewsVoid, &v.Renewals, &v.RenewalsRefused, &v.RenewalsLate,
 		&v.Attached, &v.Copied, &v.Promoted, &v.MadeRoom, &v.Torn, &v.FellOver, &v.Hidden, &v.Grants, &v.Fences,
-		&v.NamesTold, &v.NamesCompacted,
+		&v.NamesTold, &v.NamesCompacted, &v.MaruReads, &v.MaruLate,
 	}
 }
 
@@ -144,6 +146,7 @@ func (v *coverage) never() (names []string) {
 		{"fences", v.Fences},
 		{"changes of names", v.NamesTold},
 		{"watches of names that begin anew", v.NamesCompacted},
+		{"lookups of Maru's clients", v.MaruReads},
 	} {
 		if x.n == 0 {
 			names = append(names, x.name)
@@ -174,6 +177,7 @@ func (v *coverage) String() string {
 		"copy, %d entries hidden or back, %d grants, %d fences\n", v.Attached, v.Copied, v.Promoted, v.MadeRoom, v.Torn, v.FellOver,
 		v.Hidden, v.Grants, v.Fences)
 	fmt.Fprintf(&b, "%d changes of names told, %d watches begun anew\n", v.NamesTold, v.NamesCompacted)
+	fmt.Fprintf(&b, "%d lookups of Maru's clients compared, %d keys of theirs registered late\n", v.MaruReads, v.MaruLate)
 	line := func(name string, m map[string]uint64) {
 		fmt.Fprintf(&b, "%s:", name)
 		for _, k := range slices.Sorted(maps.Keys(m)) {

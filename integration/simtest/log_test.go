@@ -30,9 +30,10 @@ type history struct {
 	at       map[place]string     // which key lies where, of the entries that may be served
 	hidden   map[string]keyRecord // entries that may be served again, since a device is away
 	unseen   map[string]bool      // keys that were registered, and have not been served yet
-	changes  []model.NameChange   // of names, by all entries
-	revision uint64               // of the last of them
-	moved    map[string]int       // keys that were hidden (-1) or have come back (1) with the entry that is being applied
+	maru     maruHistory
+	changes  []model.NameChange // of names, by all entries
+	revision uint64             // of the last of them
+	moved    map[string]int     // keys that were hidden (-1) or have come back (1) with the entry that is being applied
 }
 
 type entryRecord struct {
@@ -110,6 +111,7 @@ func (s *sim) committed(m *member, index, term uint64, data []byte) {
 		return
 	}
 	h.apply(index, sum, data)
+	h.noteMaru(term, data)
 	s.trace("commit", m.id, sum)
 }
 

@@ -123,7 +123,7 @@ func TestReadsWithoutConfirmationAreFound(t *testing.T) {
 		o := options{seed: seed, ticks: 1500, faults: faults, all: true, careless: true}
 		if r := simulate(t, o); r.violation != nil {
 			t.Logf("seed %d: %v", seed, r.violation)
-			require.Contains(t, []string{"linear", "lease", "bytes"}, r.violation.oracle)
+			require.Contains(t, []string{"linear", "lease", "bytes", "names", "maru"}, r.violation.oracle)
 			o.careless = false
 			require.Nil(t, simulate(t, o).violation, "a careful one is not")
 			return

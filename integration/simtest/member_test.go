@@ -356,7 +356,7 @@ func storageFault(err error) bool { return strings.Contains(err.Error(), errIO.E
 
 func (m *member) config() server.MasterConfig {
 	s := m.s
-	return server.MasterConfig{
+	cfg := server.MasterConfig{
 		Clock: &m.clock, Store: m.store.State(), Logger: s.logger, Counters: m.count,
 		Propose: m.propose, Wake: m.wake, Leader: m.leader, Describe: m.describe,
 		Host: server.Host{
@@ -372,6 +372,10 @@ func (m *member) config() server.MasterConfig {
 		FlushInterval: 500 * time.Millisecond, TouchInterval: 200 * time.Millisecond, TouchBudget: 1000,
 		AllocTimeout: 2 * time.Second, AwayTimeout: time.Duration(s.mix.away),
 	}
+	if s.mix.marus > 0 {
+		cfg.MaruLease, cfg.OwnerGrace, cfg.OwnerAlive = time.Duration(maruLease), time.Duration(maruGrace), s.maruAlive
+	}
+	return cfg
 }
 
 // schedule starts the process's clocks.

@@ -141,6 +141,7 @@ type mix struct {
 	nodePages                uint64
 	tierLow                  uint64
 	away                     int64 // how long a disk may be
+	marus                    int   // clients of Maru\'s
 }
 
 // draw makes a mix from a seed.
@@ -191,6 +192,14 @@ func draw(rng *rand.Rand) mix {
 	}
 	m.views = []int{0, 3, 10, 30}[rng.IntN(4)]
 	return m
+}
+
+// drawMaru has some runs have clients of Maru's, with room of their own, for which nothing else that is drawn changes.
+func (m *mix) drawMaru(rng *rand.Rand) {
+	if rng.IntN(3) == 0 {
+		m.marus = 1 + rng.IntN(3)
+		m.pages += 8 * rng.Uint64N(uint64(m.marus)+2)
+	}
 }
 
 // drawTiers has some runs have nodes, for which nothing else that is drawn changes.

@@ -234,6 +234,10 @@ func (x *strike) cutClients() func() {
 		}
 		for _, id := range beyond {
 			links = append(links, [2]uint64{clientPlaces + uint64(i), id})
+			if i < len(s.marus) {
+				at := clientPlaces + maruPlaces + uint64(i)
+				links = append(links, [2]uint64{at, id}, [2]uint64{id, at})
+			}
 		}
 	}
 	noticed := s.rngFaults.IntN(3) > 0
@@ -516,7 +520,10 @@ func (x *strike) loseDevice() func() {
 	if d.lost || d.tier != "" {
 		return nil
 	}
-	return d.lose
+	return func() {
+		x.s.loseMarus(d.mem)
+		d.lose()
+	}
 }
 
 // version raises the cluster's version to what it is, which every release does once all members support it, and tries
@@ -554,6 +561,10 @@ func (x *strike) pauseClient() func() {
 		return nil
 	}
 	return func() {
+		if of := x.s.maruBeside(c); of != nil {
+			of.life.paused = true
+			x.s.after(x.span, x.s.world, of.life.resume)
+		}
 		c.life.paused = true
 		x.s.after(x.span, x.s.world, c.life.resume)
 	}
@@ -566,6 +577,9 @@ func (x *strike) crashClient() func() {
 		return nil
 	}
 	return func() {
+		if of := x.s.maruBeside(c); of != nil {
+			x.s.restartMaru(of, x.span/8)
+		}
 		c.crash()
 		x.s.after(x.span/8, x.s.world, func() {
 			if x.s.clients[c.n] == c {

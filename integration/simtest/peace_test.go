@@ -46,6 +46,13 @@ func (s *sim) peace() {
 			x.lost("healed")
 		}
 	}
+	for i, c := range s.marus {
+		if c == nil || c.life.dead {
+			s.newMaru(i)
+		} else {
+			c.life.resume()
+		}
+	}
 	for i, n := range s.nodes {
 		if n == nil || n.life.dead {
 			s.newNode(i)
@@ -92,7 +99,7 @@ func (s *sim) idle() bool {
 			return false
 		}
 	}
-	return true
+	return !slices.ContainsFunc(s.marus, func(c *maruClient) bool { return c.busy > 0 })
 }
 
 func (s *sim) connected() bool {
@@ -141,6 +148,14 @@ func (s *sim) readAll() {
 		left++
 		c.later(func(p *proc) {
 			c.get(p, key)
+			left--
+		})
+	}
+	for _, key := range s.maruKeys {
+		c := s.marus[0]
+		left++
+		c.later(func(p *proc) {
+			c.read(p, key, false)
 			left--
 		})
 	}
@@ -215,5 +230,5 @@ func (s *sim) stuck() string {
 	for _, r := range s.log.state.Regions() {
 		fmt.Fprintf(&b, "\nregion %d: %v of session %d (%s), for %d, %d live, %d pinned", r.ID, r.State, r.Owner, r.Instance, r.For, r.Live, r.Pinned)
 	}
-	return b.String()
+	return b.String() + s.stuckMaru()
 }

@@ -46,6 +46,7 @@ func (s *sim) restoreCluster() {
 	for _, m := range s.sorted() {
 		s.retire(m)
 	}
+	s.loseMarus(nil) // operators start them again: they could not know
 	s.cluster++
 	s.linear.over()
 	s.past = append(s.past, s.linear)
@@ -87,6 +88,7 @@ func (h *history) until(index uint64) *history {
 		}
 		n.noteNames()
 	}
+	n.noteMaru(0, nil)
 	n.base, n.closed = n.state.StateHash(), true
 	return n
 }

@@ -33,6 +33,7 @@ const (
 	streamSteps
 	streamTiers
 	streamNames
+	streamMaru
 	streamDisk   = 1 << 20
 	streamClient = 1 << 30
 )
@@ -69,6 +70,9 @@ type sim struct {
 	expelled map[uint64]bool
 	clients  []*client
 	nodes    []*client // see node
+	marus    []*maruClient
+	maruKeys []string // that they use, if there are any
+	maruOps  map[uint64]*maruOp
 	devices  []*device // those of the masters, then those of nodes
 	keys     []string
 	pids     uint64
@@ -202,6 +206,7 @@ func newSim(o options) *sim {
 	s := &sim{
 		sched: newSched(), opt: o, cluster: clusterID, members: map[uint64]*member{}, expelled: map[uint64]bool{},
 		deadPIDs: map[uint64]bool{}, questions: map[seqKey]*question{}, pins: map[pinKey]bool{},
+		maruOps:   map[uint64]*maruOp{},
 		proposals: map[uint64]int64{}, leaders: map[uint64]uint64{}, cover: newCoverage(), hash: xxh3.New(), pids: 100,
 		logger: discard,
 	}
@@ -211,12 +216,16 @@ func newSim(o options) *sim {
 	}
 	s.mix.drawTiers(s.stream(streamTiers), o)
 	s.mix.names = s.stream(streamNames).IntN(3) == 0 // for which nothing else that is drawn changes
+	s.mix.drawMaru(s.stream(streamMaru))
 	s.rngSetup, s.rngFaults = s.stream(streamSetup), s.stream(streamFaults)
 	s.rngMaster, s.rngSteps = s.stream(streamMaster), s.stream(streamSteps)
 	s.net = &network{s: s, rng: s.stream(streamNet), links: map[[2]uint64]*peerLink{}}
 	s.log, s.linear, s.pushes = newHistory(s, 2), newLinear(s), newPushLog(s)
 	for i := range s.mix.keys {
 		s.keys = append(s.keys, fmt.Sprintf("%c%d", 'a'+i%4, i))
+	}
+	for i := range maruKeys * min(s.mix.marus, 1) {
+		s.maruKeys = append(s.maruKeys, fmt.Sprint("maru", i))
 	}
 	for i := range s.mix.devices {
 		s.devices = append(s.devices, s.newDevice(i))
@@ -241,6 +250,10 @@ func (s *sim) live() {
 	s.clients = make([]*client, s.mix.clients)
 	for i := range s.clients {
 		s.after(s.rngSetup.Int64N(2*sec), s.world, func() { s.newClient(i) })
+	}
+	s.marus = make([]*maruClient, s.mix.marus)
+	for i := range s.marus {
+		s.after(s.rngSetup.Int64N(2*sec), s.world, func() { s.newMaru(i) })
 	}
 	s.nodes = make([]*client, len(s.mix.nodes))
 	for i := range s.nodes {
@@ -278,6 +291,11 @@ func (s *sim) end() {
 	s.quiet = true
 	for c := range s.processes() {
 		c.life.kill()
+	}
+	for _, c := range s.marus {
+		if c != nil {
+			c.life.kill()
+		}
 	}
 	for _, m := range s.sorted() {
 		s.cover.Syncs += m.disk.syncs
