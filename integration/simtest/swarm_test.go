@@ -26,7 +26,7 @@ const (
 
 // Bounds of a swarm.
 const (
-	seedsPerWorker = 50       // then a process is followed by another: what stuck stores leave behind is freed
+	seedsPerWorker = 10       // then a process is followed by another: what stuck stores leave behind, some 100 MiB each, is freed
 	minimised      = 5        // failures that are made smaller; more would take longer than the run
 	outputTail     = 16 << 10 // of what a process says, that is kept for its failure
 )
