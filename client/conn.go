@@ -68,10 +68,10 @@ type conn struct {
 	in       intake
 	addr     string
 	clock    func() int64
-	sess     atomic.Pointer[session]            // set before the connection is shared
-	onPush   func(*conn, protocol.Type, []byte) // called by who reads: must not block
-	onClose  func(*conn, error)                 // called once
-	room     chan struct{}                      // a token per call in flight
+	sess     atomic.Pointer[session]                  // set before the connection is shared
+	onPush   func(*conn, protocol.Type, []byte) error // called by who reads: must not block, nor close; an error ends the connection
+	onClose  func(*conn, error)                       // called once
+	room     chan struct{}                            // a token per call in flight
 	flight   atomic.Int32
 	heard    atomic.Uint64 // frames that came
 	writes   atomic.Uint64 // writes begun and ended: odd while one is going on
@@ -109,7 +109,7 @@ func (s *progress) look(c *conn, now int64) {
 
 // startConn begins to read. The connection ends by close or by a fault, which onClose hears of; done is closed when
 // its goroutine has ended.
-func startConn(nc socket, addr string, clock func() int64, onPush func(*conn, protocol.Type, []byte),
+func startConn(nc socket, addr string, clock func() int64, onPush func(*conn, protocol.Type, []byte) error,
 	onClose func(*conn, error), readers *sync.WaitGroup,
 ) *conn {
 	c := &conn{

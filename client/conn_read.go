@@ -73,31 +73,40 @@ func (c *conn) read() {
 	}
 }
 
-// look hands out what has come, if nobody else is doing so. That the connection has ended is for its goroutine to notice,
-// which the system tells of all that comes.
+// look hands out what has come, if nobody else is doing so.
 func (c *conn) look() {
 	if !c.in.mu.TryLock() {
 		return
 	}
+	// The goroutine of the connection may not hear of what has been read here already.
+	if err := c.taken(); err != nil {
+		c.close(err)
+	}
+}
+
+// taken hands out what has come, and unlocks in.mu. It returns why nothing more comes.
+func (c *conn) taken() error {
+	defer c.in.mu.Unlock() // also if what it hands out to panics, and somebody goes on after that
 	if c.in.next() {
 		c.handOut()
 	}
-	c.in.mu.Unlock()
+	return c.in.err
 }
 
-// handOut hands out the frame that next has found, and those that came with it. The caller holds in.mu, and is not in a function
-// that Await calls: nobody could close the connection there.
+// handOut hands out the frame that next has found, and those that came with it. The caller holds in.mu, for which the connection's
+// goroutine may wait in a function that Await calls: nobody can close the connection until it is unlocked, and nobody may
+// wait for the master. So pushes are a burst, in which nobody sends.
 func (c *conn) handOut() {
 	bursting := false
 	for c.in.err == nil {
 		c.heard.Add(1)
 		more := c.in.r.Buffered()
-		if more && !bursting {
+		if (more || c.in.header.Sequence == 0) && !bursting {
 			bursting = true
 			c.beginBurst()
 		}
 		c.deliver(c.in.header, c.in.payload)
-		if !more {
+		if !more || c.in.err != nil {
 			break
 		}
 		c.in.next()
@@ -110,7 +119,7 @@ func (c *conn) handOut() {
 // deliver hands one frame to whom it concerns.
 func (c *conn) deliver(h protocol.Header, payload []byte) {
 	if h.Sequence == 0 {
-		c.onPush(c, h.Type, payload)
+		c.in.err = c.onPush(c, h.Type, payload)
 		return
 	}
 	cl := c.remove(h.Sequence)

@@ -16,11 +16,18 @@ import (
 )
 
 // startPair starts a connection and returns its other end. Both are closed with the test.
-func startPair(t *testing.T, clock func() int64, onPush func(*conn, protocol.Type, []byte)) (c *conn, theirs net.Conn) {
+func startPair(t *testing.T, clock func() int64, onPush func(*conn, protocol.Type, []byte) error) (c *conn, theirs net.Conn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
+	return startOn(t, fds, clock, onPush)
+}
+
+// startOn starts a connection on the first of a pair of sockets.
+func startOn(t *testing.T, fds [2]int, clock func() int64, onPush func(*conn, protocol.Type, []byte) error) (c *conn, theirs net.Conn) {
+	t.Helper()
 	var ends [2]net.Conn
+	var err error
 	for i, fd := range fds {
 		f := os.NewFile(uintptr(fd), "a socket")
 		ends[i], err = net.FileConn(f)
@@ -94,7 +101,7 @@ func TestALateAnswerCostsOnlyItsCall(t *testing.T) {
 	const timeout = 2 * time.Second
 	var now atomic.Int64
 	now.Store(1e9)
-	c, theirs := startPair(t, now.Load, func(*conn, protocol.Type, []byte) {})
+	c, theirs := startPair(t, now.Load, func(*conn, protocol.Type, []byte) error { return nil })
 	asked := make(chan struct{}, 1)
 	go func() {
 		_, _, err := protocol.NewReader(theirs).Next()

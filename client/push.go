@@ -9,21 +9,20 @@ import (
 	"larder/protocol"
 )
 
-// pushed handles what a master sends unasked. It runs in the reader of a connection, so it only does what is quick.
-func (c *Client) pushed(cn *conn, t protocol.Type, payload []byte) {
+// pushed handles what a master sends unasked. Who reads a connection calls it, so it only does what is quick. An error ends the
+// connection.
+func (c *Client) pushed(cn *conn, t protocol.Type, payload []byte) error {
 	switch t {
 	case protocol.TypeRevoke:
 		var p protocol.RevokePush
 		if err := p.Decode(payload); err != nil {
-			cn.close(err)
-			return
+			return err //nolint:wrapcheck // typed
 		}
 		c.spawn(func() { c.revoke(p) })
 	case protocol.TypeFreed:
 		var p protocol.FreedPush
 		if err := p.Decode(payload); err != nil {
-			cn.close(err)
-			return
+			return err //nolint:wrapcheck // typed
 		}
 		c.pool.mu.Lock()
 		for i := range p.Pages {
@@ -37,15 +36,14 @@ func (c *Client) pushed(cn *conn, t protocol.Type, payload []byte) {
 		if err := p.Decode(payload); err != nil {
 			// Nothing of this client depends on it, and all clients that it is pushed to would be cut off at once.
 			c.cfg.Logger.Debug("a CLEARED that does not decode is passed over", slog.Any("error", err))
-			return
+			return nil
 		}
 		c.cleared(&p)
 	case protocol.TypeGrant, protocol.TypeFence, protocol.TypeTasksPush:
-		if err := c.pushedHome(t, payload); err != nil {
-			cn.close(err)
-		}
+		return c.pushedHome(t, payload)
 	default: // a push of a later release concerns a feature that this client did not name
 	}
+	return nil
 }
 
 // cleared tells the program of a CLEAR. The push lies in the memory of the reader, which goes on.

@@ -1,12 +1,14 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"larder/cxl"
 	"larder/protocol"
@@ -56,7 +58,7 @@ func TestSpin(t *testing.T) {
 
 // TestWithSpin: calls that look for their answers have them, whether these come in that time or later.
 func TestWithSpin(t *testing.T) {
-	c, theirs := startPair(t, cxl.Boottime, func(*conn, protocol.Type, []byte) {})
+	c, theirs := startPair(t, cxl.Boottime, func(*conn, protocol.Type, []byte) error { return nil })
 	go func() {
 		r := protocol.NewReader(theirs)
 		for i := 0; ; i++ {
@@ -90,7 +92,10 @@ func TestACallerReadsForOthers(t *testing.T) {
 		t.Skip("there is one processor, on which nobody looks")
 	}
 	pushes := make(chan protocol.Type, 100)
-	c, theirs := startPair(t, cxl.Boottime, func(_ *conn, typ protocol.Type, _ []byte) { pushes <- typ })
+	c, theirs := startPair(t, cxl.Boottime, func(_ *conn, typ protocol.Type, _ []byte) error {
+		pushes <- typ
+		return nil
+	})
 	const rounds = 100
 	frame := func(h protocol.Header) []byte {
 		b, mark := protocol.BeginReply(nil, h)
@@ -129,4 +134,79 @@ func TestACallerReadsForOthers(t *testing.T) {
 	require.ErrorIs(t, ask(looking), errConnLost)
 	<-c.done
 	require.ErrorIs(t, ask(looking), errConnLost)
+}
+
+// TestLookersAndTheEndOfAConnection: what ends a connection may be found by a caller that looks, while its goroutine has woken up for the
+// same. Everybody's calls end then, at once.
+func TestLookersAndTheEndOfAConnection(t *testing.T) {
+	if oneProc {
+		t.Skip("there is one processor, on which nobody looks")
+	}
+	push, mark := protocol.BeginFrame(nil, protocol.TypeFreed, 0)
+	push = protocol.EndFrame(push, mark)
+	ack := func(c *conn, _ protocol.Type, _ []byte) error {
+		c.post(protocol.TypeFreedAck, &freedAckMsg{ID: 1})
+		return nil
+	}
+	for name, x := range map[string]struct {
+		onPush func(*conn, protocol.Type, []byte) error
+		comes  []byte
+		dies   bool
+	}{
+		"a push that cannot be acknowledged": {ack, push, true},
+		"a push that does not decode":        {func(*conn, protocol.Type, []byte) error { return ErrClosed }, push, false},
+		"bytes that are no frame":            {ack, bytes.Repeat([]byte{0xff}, 64), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for range 100 {
+				c, theirs := startPair(t, cxl.Boottime, x.onPush)
+				go func() {
+					_, _, _ = protocol.NewReader(theirs).Next()
+					_, _ = theirs.Write(x.comes)
+					if x.dies {
+						_ = theirs.Close()
+					}
+				}()
+				ctx, cancel := context.WithTimeout(WithSpin(t.Context(), NewSpin(time.Second)), time.Minute)
+				_, err := c.do(ctx, newCall(protocol.TypeHeartbeat, new(emptyMsg), time.Minute.Nanoseconds()))
+				cancel()
+				require.ErrorIs(t, err, errConnLost)
+				<-c.done
+			}
+		})
+	}
+}
+
+// TestALookerDoesNotWaitToAcknowledge: a master that reads nothing keeps no caller beyond its time, even if a push comes that is to
+// be acknowledged.
+func TestALookerDoesNotWaitToAcknowledge(t *testing.T) {
+	if oneProc {
+		t.Skip("there is one processor, on which nobody looks")
+	}
+	full, pushed := make(chan struct{}), make(chan struct{})
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	filler, err := unix.Dup(fds[0])
+	require.NoError(t, err)
+	defer func() { require.NoError(t, unix.Close(filler)) }()
+	c, theirs := startOn(t, fds, cxl.Boottime, func(c *conn, _ protocol.Type, _ []byte) error {
+		<-full
+		c.post(protocol.TypeFreedAck, &freedAckMsg{ID: 1})
+		close(pushed)
+		return nil
+	})
+	go func() {
+		_, _, _ = protocol.NewReader(theirs).Next()
+		for err := error(nil); err == nil; { // until nothing more goes into the socket
+			_, err = unix.SendmsgN(filler, make([]byte, 64), nil, nil, unix.MSG_DONTWAIT)
+		}
+		push, mark := protocol.BeginFrame(nil, protocol.TypeFreed, 0)
+		_, _ = theirs.Write(protocol.EndFrame(push, mark))
+		close(full)
+	}()
+	ctx, cancel := context.WithTimeout(WithSpin(t.Context(), NewSpin(time.Second)), 200*time.Millisecond)
+	defer cancel()
+	_, err = c.do(ctx, newCall(protocol.TypeHeartbeat, new(emptyMsg), time.Minute.Nanoseconds()))
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	<-pushed
 }
