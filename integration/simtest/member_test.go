@@ -154,7 +154,10 @@ const maxPiled = 16
 // piledUp counts a table of a store that is not compacted. When there are too many the disk is mended: reads come from
 // the right places again, or another member takes the place of the one whose disk has rotted.
 func (m *member) piledUp() {
-	if m.piled++; !m.uncompacted || m.piled != maxPiled {
+	if !m.uncompacted {
+		return
+	}
+	if m.piled++; m.piled != maxPiled {
 		return
 	}
 	m.s.after(0, m.s.world, func() {
