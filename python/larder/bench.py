@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import functools
 import itertools
 import json
@@ -130,10 +131,20 @@ class Bench:
 
     def values(self) -> None:
         """A round of put and get, of both clients."""
-        client, n = self.client, self.keys
         self.rounds += 1
-        ours = [f"{self.tag}/python/{self.rounds}/{i}" for i in range(n)]
+        ours = [f"{self.tag}/python/{self.rounds}/{i}" for i in range(self.keys)]
         theirs = f"{self.tag}/go/{self.rounds}/"
+        written = ours + [f"{theirs}{i}" for i in range(self.keys)]
+        try:
+            self._values(ours, theirs)
+        except LarderError:
+            with contextlib.suppress(LarderError):  # which says less than the first
+                self.client.delete_batch(written)
+            raise
+        self.client.delete_batch(written)
+
+    def _values(self, ours: list[str], theirs: str) -> None:
+        client, n = self.client, self.keys
         value, into = bytearray(self.size), bytearray(self.size)
         put = [functools.partial(client.put, key, value) for key in ours]
         get_into = [functools.partial(client.get_into, key, into) for key in ours]
@@ -147,7 +158,6 @@ class Bench:
             lambda: self._python("get", itertools.cycle(get_into)),
             lambda: self._python("get of new bytes", itertools.cycle(get)),
         )
-        client.delete_batch(ours + [f"{theirs}{i}" for i in range(n)])
 
     def exists(self) -> None:
         """A round of batched EXISTS."""
@@ -242,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("masters", nargs="+", help="addresses of masters, host:port or unix:/path")
     parser.add_argument("--size", type=size_of, default=1 << 20, help="of a value, such as 64K (default 1M)")
     parser.add_argument("--time", type=float, default=5, help="seconds to measure for (default 5)")
-    parser.add_argument("--timeout", type=float, default=30, help="seconds that a call may take, and finding a master (default 30)")
+    parser.add_argument("--timeout", type=float, default=30, help="seconds for a master, and for each of Python's calls (default 30)")
     parser.add_argument("--tenant", default="default", help="whose entries to write (default: default)")
     parser.add_argument("--checksums", action="store_true", help="store checksums, and verify them")
     parser.add_argument("--main-thread", action="store_true", help="call from the main thread, which looks for signals, not from another")
