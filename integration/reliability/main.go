@@ -37,6 +37,8 @@ type simReport struct {
 	HashChecks  uint64            `json:"state_hashes_compared"`
 	Linear      uint64            `json:"operations_linearized"`
 	PagesRead   uint64            `json:"pages_read"`
+	MaruReads   uint64            `json:"maru_lookups_compared"`
+	MaruLate    uint64            `json:"maru_registered_late"`
 	ViewsGood   uint64            `json:"views_good"`
 	ViewsVoid   uint64            `json:"views_void"`
 	Renewals    uint64            `json:"renewals"`
@@ -188,8 +190,9 @@ func (p *page) sim(r *simReport, have bool) {
 		r.Seeds, r.Ticks, r.PowerLosses, r.Leaders, r.Snapshots, r.Restores, r.Refusals)
 	p.line("%d client operations; %d commands replayed through the reference model, %d state hashes and %d answers compared,",
 		done, r.Commands, r.HashChecks, r.Answers)
-	p.line("%d operations put in a linear order, %d pages read and checked; %d views that counted, %d that did not, %d leases renewed.",
+	p.line("%d operations put in a linear order, %d pages read and checked; %d views that counted, %d that did not, %d leases renewed;",
 		r.Linear, r.PagesRead, r.ViewsGood, r.ViewsVoid, r.Renewals)
+	p.line("%d lookups of Maru's clients compared, %d keys of theirs registered late and hidden.", r.MaruReads, r.MaruLate)
 	p.line("**%d violations.**\n", r.Violations)
 	p.table("fault", r.Faults)
 	p.table("operation", kinds)
