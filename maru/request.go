@@ -214,8 +214,8 @@ func (q *Request) entryField(r *reader, name []byte, e *meta.MaruEntry) uint {
 	return 0
 }
 
-// maxOdd is how long what stands for an integer may be.
-const maxOdd = 1 << 10
+// maxOdd is how long what stands for an integer may be: a float, say. It counts in no limit of the index, which has three for a key.
+const maxOdd = 64
 
 // number reads an integer. Nobody checks that it is one: what is none comes back as it was.
 func (q *Request) number(r *reader) meta.MaruInt {

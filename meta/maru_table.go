@@ -30,6 +30,7 @@ const (
 	maruLengthNeg
 	maruOdd   // one of its three is no integer: see maruTable.odd
 	maruHangs // its region was there when it was registered
+	maruOther // its bytes are in the second of maruTable.keys
 
 	maruLengthMask = 1<<24 - 1 // MaxMaruKeyBytes is below
 )
@@ -39,7 +40,11 @@ type maruTable struct {
 	slabs []*[slabSize]maruKey
 	end   Slot // all slots that were ever taken are below; the first is 1
 	free  Slot // the first free slot below end; 0 = none
-	keys  keyArena
+	// keys are the bytes of the keys. New ones go to keys[in]; the other arena is empty, or its keys are on their way out of it:
+	// those of slots below moved have left it.
+	keys  [2]keyArena
+	in    int
+	moved Slot // 0 = the other arena is empty
 	// index maps the hash of a key to the first slot with that hash; the others follow by same. It is as the one of entries.
 	index map[uint64]Slot
 	seed  maphash.Seed
@@ -66,7 +71,26 @@ func (t *maruTable) at(s Slot) *maruKey { return &t.slabs[s>>slabBits][s&slabMas
 
 func (k *maruKey) has(flag uint32) bool { return k.kind&flag != 0 }
 
-func (t *maruTable) key(k *maruKey) []byte { return t.keys.at(k.ref, int(k.kind&maruLengthMask)) }
+func (t *maruTable) key(k *maruKey) []byte {
+	return t.keys[k.arena()].at(k.ref, int(k.kind&maruLengthMask))
+}
+
+// arena is which of maruTable.keys has a key's bytes.
+func (k *maruKey) arena() int {
+	if k.has(maruOther) {
+		return 1
+	}
+	return 0
+}
+
+// store puts a key's bytes into the arena of new ones.
+func (t *maruTable) store(k *maruKey, key []byte) {
+	k.ref = t.keys[t.in].put(key)
+	k.kind = k.kind&^(maruOther|maruLengthMask) | uint32(len(key)) //nolint:gosec // at most MaxMaruKeyBytes
+	if t.in == 1 {
+		k.kind |= maruOther
+	}
+}
 
 // find returns the slot of a key, 0 if there is none.
 func (t *maruTable) find(key []byte) Slot {
@@ -119,18 +143,18 @@ func (t *maruTable) insert(key []byte) Slot {
 			t.slabs = append(t.slabs, new([slabSize]maruKey))
 		}
 	}
-	if t.keys.wasted(len(key)) {
-		t.pack()
-	}
+	t.pack(len(key))
 	h := maphash.Bytes(t.seed, key)
-	*t.at(s) = maruKey{ref: t.keys.put(key), kind: uint32(len(key)), same: t.index[h]} //nolint:gosec // at most MaxMaruKeyBytes
+	k := t.at(s)
+	*k = maruKey{same: t.index[h]}
+	t.store(k, key)
 	t.index[h] = s
 	t.count++
 	t.bytes += uint64(len(key))
 	return s
 }
 
-// remove frees a slot.
+// remove frees a slot. When the last key goes, so does all memory.
 func (t *maruTable) remove(s Slot) {
 	k := t.at(s)
 	key := t.key(k)
@@ -148,23 +172,45 @@ func (t *maruTable) remove(s Slot) {
 	}
 	t.count--
 	t.bytes -= uint64(len(key))
-	t.keys.drop(k.ref, len(key))
+	t.keys[k.arena()].drop(k.ref, len(key))
 	if k.has(maruOdd) {
 		delete(t.odd, s)
 	}
 	*k = maruKey{same: t.free}
 	t.free = s
+	if t.count == 0 && len(t.slabs) > 1 {
+		*t = newMaruTable() // what is dirty has gone, and Machine.edits say so
+	}
 }
 
-// pack moves the keys to an arena without gaps. It takes a second for ten millions, once for as many that came and went.
-func (t *maruTable) pack() {
-	var packed keyArena
-	for s := Slot(1); s < t.end; s++ {
-		if k := t.at(s); k.birth != 0 {
-			k.ref = packed.put(t.key(k))
+const (
+	// packedSlots are looked at in one step of packing, for as many of which come and go as there are.
+	packedSlots = 64
+	// packedBytes are moved then for each byte of the key that made the step necessary, so that long keys cannot outrun it.
+	packedBytes = 4
+)
+
+// pack keeps the gaps in the arenas small, whatever lengths keys have that come and go: when half of one is gaps, its keys move to
+// another, a few with each key of n bytes that comes.
+func (t *maruTable) pack(n int) {
+	if t.moved == 0 {
+		if !t.keys[t.in].wasted(n) {
+			return
 		}
+		t.in, t.moved = 1-t.in, 1
 	}
-	t.keys = packed
+	size := 0
+	for looked := 0; t.moved < t.end && (looked < packedSlots || size < packedBytes*n); looked++ {
+		if k := t.at(t.moved); k.ref != 0 && k.arena() != t.in {
+			key := t.key(k)
+			size += len(key)
+			t.store(k, key)
+		}
+		t.moved++
+	}
+	if t.moved == t.end {
+		t.keys[1-t.in], t.moved = keyArena{}, 0
+	}
 }
 
 // mark has the next flush write a key.
