@@ -54,15 +54,16 @@ func TestGroupsOutliveTheMasters(t *testing.T) {
 	wg.Wait()
 }
 
-// lockstep has ranks call all-reduces while something happens, and until one succeeds after that. It returns how many calls have failed,
-// all of them because a rank was cut off from the store, or waited for one that was.
+// lockstep has ranks call all-reduces while something happens, and until all succeed for a while after that. It returns how many calls
+// have failed, all of them because a rank was cut off from the store, or waited for one that was.
 func lockstep(t *testing.T, ranks []*rank, meanwhile func()) (failed int64) {
 	t.Helper()
 	const last = 1024 // is added by rank 0 to say so
 	var over atomic.Bool
 	var failures atomic.Int64
+	sums := make([]atomic.Int64, len(ranks))
 	var wg sync.WaitGroup
-	for _, r := range ranks {
+	for i, r := range ranks {
 		wg.Go(func() {
 			for began := time.Now(); time.Since(began) < 40*time.Second; {
 				x := float32(int(1) << r.g.Rank())
@@ -84,12 +85,29 @@ func lockstep(t *testing.T, ranks []*rank, meanwhile func()) (failed int64) {
 				case sum != 15:
 					t.Errorf("rank %d: a sum of %v", r.g.Rank(), sum)
 					return
+				default:
+					sums[i].Add(1)
 				}
 			}
 			t.Errorf("rank %d does not compute again", r.g.Rank())
 		})
 	}
 	meanwhile()
+	// The last call must not succeed for some and fail for others, who would wait for those for ever.
+	const calm, look = 2 * time.Second, 50 * time.Millisecond
+	for began, since := time.Now(), time.Now(); time.Since(since) < calm && time.Since(began) < 30*time.Second; {
+		before := failures.Load()
+		all := make([]int64, len(sums))
+		for i := range sums {
+			all[i] = sums[i].Load()
+		}
+		time.Sleep(look)
+		for i := range sums {
+			if sums[i].Load() == all[i] || failures.Load() != before {
+				since = time.Now()
+			}
+		}
+	}
 	over.Store(true)
 	wg.Wait()
 	return failures.Load()
