@@ -486,17 +486,7 @@ func (p *party) sweep() {
 
 // abandon lets go of all that a party has made, and tells the others why.
 func (p *party) abandon(err error) {
-	why := &RefusedError{Code: RefusedFailed, Text: err.Error()}
-	var refused *RefusedError
-	var lane *LaneError
-	switch {
-	case errors.As(err, &refused):
-		why.Code, why.Blames = refused.Code, refused.Blames
-	case gaveUp(err):
-		why.Code = RefusedClosed
-	case errors.As(err, &lane):
-		why.Blames = []int{lane.Rank}
-	}
+	why := parting(err)
 	for _, s := range p.seats {
 		if s == nil {
 			continue
@@ -513,6 +503,21 @@ func (p *party) abandon(err error) {
 	case p.outbox != nil:
 		_ = p.outbox.Close() // likewise
 	}
+}
+
+// parting is what the others are told of an error here: whose fault it is, if it is another's.
+func parting(err error) *RefusedError {
+	why := &RefusedError{Code: RefusedFailed, Text: err.Error()}
+	if refused, ok := errors.AsType[*RefusedError](err); ok {
+		why.Code, why.Blames = refused.Code, refused.Blames
+	} else if gaveUp(err) {
+		why.Code = RefusedClosed
+	} else if lane, ok := errors.AsType[*LaneError](err); ok {
+		why.Blames = []int{lane.Rank}
+	} else if down, ok := errors.AsType[*DownError](err); ok { // the others may not know yet
+		why.Blames = []int{down.Rank}
+	}
+	return why
 }
 
 // forget has a member be as if it had never offered.

@@ -270,6 +270,34 @@ func TestAMemberThatHasFailed(t *testing.T) {
 	}
 }
 
+// TestAMemberThatOneHasLost is blamed by those who only hear of it, and not who tells them.
+func TestAMemberThatOneHasLost(t *testing.T) {
+	nodes := nodesOver(t, transportKinds[0], 3)
+	all := members(nodes...)
+	done := map[int]chan error{0: make(chan error, 1), 2: make(chan error, 1)}
+	for i, done := range done {
+		go func() {
+			_, err := nodes[i].Mesh(within(t, wait), MeshConfig{Group: "g", Me: i, Members: all, Layout: small})
+			done <- err
+		}()
+	}
+	require.Eventually(t, func() bool { // both wait for rank 1
+		nodes[1].mu.Lock()
+		defer nodes[1].mu.Unlock()
+		return len(nodes[1].connection(0, 100).early) == 1 && len(nodes[1].connection(2, 102).early) == 1
+	}, wait, time.Millisecond)
+	nodes[0].mu.Lock()
+	c := nodes[0].connection(1, 101)
+	nodes[0].mu.Unlock()
+	c.fail(ErrLost)
+	down, is := errors.AsType[*DownError](<-done[0])
+	require.True(t, is)
+	require.Equal(t, 1, down.Rank)
+	refused, is := errors.AsType[*RefusedError](<-done[2])
+	require.True(t, is)
+	require.Equal(t, []int{1}, refused.Blames, "%v", refused)
+}
+
 // TestWhyThereIsNoLane: a connection that cannot be opened is the peer's fault, unless it is for want of something here.
 func TestWhyThereIsNoLane(t *testing.T) {
 	who := identity{Rank: 3}
