@@ -120,11 +120,18 @@ func (r *inRoom) dead(o *flow, from int) error {
 
 func (r *inRoom) look(o *flow) {
 	r.hear(o)
+	r.compare(o)
+}
+
+// compare finds members that are in another operation, by what they have published.
+func (r *inRoom) compare(o *flow) {
 	for k, member := range r.list {
 		if k == o.me {
 			continue
 		}
-		n, _, ahead := r.room.TryRead(notices, k) // what is there is for later: the member has done what it has to do here
+		// Who tells of a later operation has done what it has to do here. Others may have come to tell something since all were heard.
+		n, _, ahead := r.room.TryRead(notices, k)
+		ahead = ahead && n.Seq>>stageBits > o.seq>>stageBits
 		for t := range 2 {
 			due := o.want[t][k] != 0
 			h, _, ok := r.room.TryRead(t, k)

@@ -70,6 +70,29 @@ func TestDisagreementIsNamed(t *testing.T) {
 	}
 }
 
+// TestWhoWaitsInTheSameOperationDoesNotDisagree, though it says so between the two looks that a member takes at what others publish.
+func TestWhoWaitsInTheSameOperationDoesNotDisagree(t *testing.T) {
+	w := newWorld(t, setting{hosts: oneHost(2), layout: tiny.layout, table: tiny.table}, 1)
+	p := newProblem(w.rng, what{AllReduce, reduce.F32, reduce.Sum, 2, 0, 10, false}, 4)
+	op := w.comms[0].Start(p.args[0])
+	done, err := op.Poll()
+	require.NoError(t, err)
+	require.False(t, done)
+	o, room := op.(*flow), w.comms[0].flat.(*inRoom)
+	other, err := newInRoom(w.comms[1])
+	require.NoError(t, err)
+	other.notify(notice{seq: o.seq, sig: o.sig})
+	room.compare(o)
+	require.NoError(t, o.err)
+	room.hear(o)
+	require.NoError(t, o.err)
+	other.notify(notice{seq: o.seq + 1<<stageBits, sig: o.sig})
+	room.look(o)
+	var e *MismatchError
+	require.ErrorAs(t, o.err, &e, "it has gone on without its part of this one")
+	require.Equal(t, []uint64{4, 5}, []uint64{e.Want.Seq, e.Got.Seq})
+}
+
 func TestSignatureNamesTheCall(t *testing.T) {
 	for _, s := range []Signature{
 		{Kind: AllReduce, DType: reduce.BF16, Op: reduce.Avg, Count: maxCount - 1, Seq: 7},
