@@ -283,6 +283,7 @@ func (c *maruClient) copyMaru(p *proc, x *maruCopy) {
 	}
 	if x.pinned && whole() {
 		l := s.leaseBegins(c.client, mem, at, 1, x.end, x.key)
+		l.maru = s.maruOps[x.version]
 		defer s.leaseEnds(l)
 	}
 	p.sleep(c.rng.Int64N(max(1, (x.end-c.clock.Boottime())*11/10)))

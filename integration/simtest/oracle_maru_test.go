@@ -160,6 +160,14 @@ func TestOraclesOfMaruFail(t *testing.T) {
 			s.maruCopied(op.owner, &maruCopy{key: "k", version: 5, pinned: pinned}, got)
 		}
 	}
+	lent := func(givenUp bool) func(s *sim) {
+		return func(s *sim) {
+			owner, r := own(s, 1, 0, 4)
+			l := s.leaseBegins(&client{s: s, n: 2, clock: clock{s: s}}, r.mem, 1, 1, sec, "k")
+			l.maru = &maruOp{givenUp: givenUp}
+			s.write(owner, r, 1, stamp{key: "j"})
+		}
+	}
 	right, others, newer := stamp{"k", 5, 1}, stamp{"k", 6, 2}, stamp{"j", 6, 1}
 	checkOracles(t, map[string]lie{
 		"a key that was acknowledged and is not in the log": {"maru", told(0), told(sec)},
@@ -170,6 +178,7 @@ func TestOraclesOfMaruFail(t *testing.T) {
 		"a late key is hidden":                              {"maru", reads(sec/2, 5*sec, 2, 0), reads(3*sec, 5*sec, 2, 0)},
 		"a pinned page is written":                          {"bytes", copied(true, false, newer), copied(true, false, right)},
 		"a page is given away under a lease":                {"bytes", copied(false, false, others), copied(false, false, newer)},
+		"a pinned page is written, while it is read":        {"lease", lent(false), lent(true)},
 		"a page that was given up":                          {"bytes", copied(true, false, others), copied(true, true, others)},
 	})
 }
